@@ -1,0 +1,338 @@
+"""Types of the compiled extension module. `sparse_mla` re-exports everything public."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+__version__: str
+
+class UnsupportedError(ValueError):
+    """A shape, family or format that no kernel serves.
+
+    The text is the reasons of `explain_decode` for the same request, joined by ``"; "``.
+    """
+
+class ConfigQueries:
+    """The queries of `SparseMLASm120DecodeConfig`, answered in Rust from its fields."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self: ...
+    def supported_num_heads(self) -> tuple[int, ...]:
+        """Head counts the decode form serves.
+
+        Returns:
+            `head_counts` sorted, or every count from 1 to `max_num_heads` when it is None.
+
+        Raises:
+            OverflowError: `max_num_heads` is so large that the tuple could not be built.
+
+        Source: `src/config.rs`.
+        """
+
+    def supported_topk(self, num_heads: int | None = None) -> tuple[int, ...]:
+        """Calibrated widths of the indices row, sorted.
+
+        Args:
+            num_heads: query heads on this rank; None asks for no head count in particular.
+
+        Returns:
+            `topks` sorted, or ``()`` when `num_heads` lies outside the head envelope. Not affected by
+            `topk_is_runtime`: a width absent here can still be supported.
+
+        Raises:
+            TypeError: `num_heads` is neither an int nor None.
+
+        Source: `src/config.rs`.
+        """
+
+    def supports_decode(
+        self,
+        num_heads: int,
+        topk: int,
+        *,
+        num_tokens: int = 1,
+        page_block_size: int | None = None,
+    ) -> bool:
+        """Whether the decode form serves a shape. Never raises on ints, however large.
+
+        Args:
+            num_heads: query heads on this rank.
+            topk: width of the indices row.
+            num_tokens: query tokens of the call; at most `max_num_tokens`.
+            page_block_size: tokens per KV page; None means the config's own.
+
+        Returns:
+            True if and only if tokens, page size, heads and width are all accepted.
+
+        Raises:
+            TypeError: an argument is not an int.
+
+        Source: `src/config.rs`. See `explain_decode` for strides, secondary caches and reasons.
+        """
+
+    def _normalised(self) -> dict[str, Any]:
+        """Checks the instance's fields; returns them in canonical types, by name, in order."""
+
+    def __getnewargs__(self) -> tuple[()]: ...
+
+@final
+class DecodeSupport:
+    """Answer of `explain_decode`; truthy if and only if `supported`. Immutable and hashable."""
+
+    __match_args__ = ("supported", "reasons", "kernel")
+
+    @property
+    def supported(self) -> bool:
+        """Whether `decode` serves the shape."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Every reason for a refusal: argument, value and what is accepted. Empty when supported."""
+
+    @property
+    def kernel(self) -> str | None:
+        """Name of the code that serves the shape (backend, family, formats, form), None when refused."""
+
+    def __bool__(self) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+def explain_decode(
+    family: str,
+    *,
+    num_heads: int,
+    topk: int,
+    num_tokens: int = 1,
+    page_block_size: int | None = None,
+    page_stride: int | None = None,
+    row_stride: int | None = None,
+    extra_topk: int = 0,
+    extra_page_block_size: int | None = None,
+    extra_page_stride: int | None = None,
+    kv_cache_format: str = "fp8",
+    compute_precision: str = "auto",
+    compute_capability: tuple[int, int] | None = None,
+    extra_row_stride: int | None = None,
+    extra_kv_fp4: bool = False,
+) -> DecodeSupport:
+    """Whether `decode` serves a shape, and if not, every reason why. Needs no GPU.
+
+    `decode` asks the same function: a shape accepted here runs, a shape refused here raises `UnsupportedError`
+    with the same text.
+
+    Args:
+        family: a key of `supported_sparse_mla_sm120_configs`, such as ``"dsv4"``.
+        num_heads: query heads on this rank, 1 to 128.
+        topk: width of the indices row.
+        num_tokens: query tokens. Any count is served; above 64 `kernel` names the prefill form.
+        page_block_size: tokens per page of the primary cache; None means 64.
+        page_stride: bytes from page to page; None means what `pack_kv_cache` chooses.
+        row_stride: bytes from row to row of an inline family; None means the dense row.
+        extra_topk: width of the secondary cache's indices row; 0 when there is none.
+        extra_page_block_size: tokens per page of the secondary cache; None means 64 when there is one.
+        extra_page_stride: bytes from page to page of the secondary cache.
+        kv_cache_format: ``"fp8"`` or ``"nvfp4"``.
+        compute_precision: ``"auto"`` or ``"f16"`` (2e-3 relative). ``"fp8"`` has no kernel yet.
+        compute_capability: (major, minor) of a GPU; None means the CPU backend.
+        extra_row_stride: bytes from row to row of an inline secondary cache.
+        extra_kv_fp4: the secondary cache holds the FP4 records of dsv4_1 or dsv4_1_inline.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an unknown word, or an int beyond 64 bits.
+
+    Source: `src/support.rs`.
+    """
+
+def decode(
+    q: NDArray[Any],
+    kv_cache: NDArray[np.uint8],
+    indices: NDArray[np.int32],
+    *,
+    family: str,
+    sm_scale: float,
+    kv_cache_format: str = "fp8",
+    topk_length: NDArray[np.int32] | None = None,
+    attn_sink: NDArray[np.float32] | None = None,
+    extra_kv_cache: NDArray[np.uint8] | None = None,
+    extra_indices: NDArray[np.int32] | None = None,
+    extra_topk_length: NDArray[np.int32] | None = None,
+    extra_kv_fp4: bool = False,
+    out: NDArray[Any] | None = None,
+    lse: NDArray[np.float32] | None = None,
+    return_lse: bool = False,
+    lse_base: Literal["2", "e"] = "2",
+    compute_precision: str = "auto",
+    batch_invariant: bool = False,
+    kv_global_scale: float = 1.0,
+    workspace: None = None,
+    stream: None = None,
+) -> Any:
+    """Sparse-MLA attention of every query token over the rows its indices name.
+
+    For token t and head h, over the present candidates c: ``s_c = sm_scale * <q[t, h], K_c>``,
+    ``out[t, h] = sum_c softmax(s)_c * V_c`` with V the first d_v values of K, accumulated in float32.
+    A candidate is absent if its index is negative, or at least the number of slots of its cache, or sits at or past
+    the row's length; absent candidates never influence a bit of the result. A row without candidates gives
+    exactly 0 and an LSE of -inf (or the sink's value).
+
+    Args:
+        q: bfloat16 [T, H, d_qk] or [B, Q, H, d_qk], contiguous; numpy holds bfloat16 as uint16 bits or as
+            ml_dtypes.bfloat16. 1 <= H <= 128.
+        kv_cache: uint8 packed cache: [pages, page_bytes], [pages, page, bytes_per_token],
+            [pages, 1, page, bytes_per_token] or [pages, page, 1, bytes_per_token]. Padded rows (inline
+            families) and padded pages are read through the strides; pages start at multiples of 16 bytes.
+        indices: int32 slot ids (page * page_block_size + row), [T, K], [T, 1, K] or [B, Q, K]. The row
+            stride is free, the last dimension dense. Negative = absent.
+        family: row of the family table, such as ``"dsv4"``.
+        sm_scale: softmax scale, finite. Nothing is added to it.
+        kv_cache_format: ``"fp8"`` or ``"nvfp4"``.
+        topk_length: int32 [T] or [B, Q]: candidates at or past it are absent. Clamped to [0, K].
+        attn_sink: float32 [H], natural-log domain: joins the normaliser (and the LSE) without a value.
+        extra_kv_cache: secondary packed cache (dsv4, dsv4_1, dsv4_1_inline), joined in one softmax.
+        extra_indices: int32 slot ids into it, [T, E], [T, 1, E] or [B, Q, E].
+        extra_topk_length: int32 [T] or [B, Q] for `extra_indices`.
+        extra_kv_fp4: the secondary cache holds FP4 records (288 bytes; dsv4_1, dsv4_1_inline).
+        out: buffer to write, [T, H, d_v] (or [B, Q, H, d_v]) bfloat16, float16 or float32, last dimension
+            dense, not overlapping itself or an input.
+        lse: float32 buffer for the log-sum-exp, [T, H] (or [B, Q, H]), last dimension dense.
+        return_lse: return ``(out, lse)``.
+        lse_base: ``"2"`` or ``"e"``.
+        compute_precision: ``"auto"`` or ``"f16"``.
+        batch_invariant: a row's bits do not depend on the other rows. The CPU backend always has this property.
+        kv_global_scale: FP32 factor of a glm_nsa NVFP4 cache; 1.0 elsewhere.
+        workspace, stream: of the GPU backend; None here.
+
+    Returns:
+        `out` in the form of q (uint16 bits in, uint16 bits out), or the `out` passed in; with `return_lse`
+        a tuple ``(out, lse)``.
+
+    Raises:
+        UnsupportedError: what `explain_decode` refuses, with the same text.
+        TypeError, ValueError: a wrong dtype, rank, shape, stride, alignment or device, a missing partner
+            argument, a read-only or overlapping output. Nothing has been written then.
+
+    Source: `src/attention.rs`.
+    """
+
+def merge_states(
+    out_a: NDArray[Any],
+    lse_a: NDArray[np.float32],
+    out_b: NDArray[Any],
+    lse_b: NDArray[np.float32],
+    *,
+    lse_base: Literal["2", "e"] = "2",
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Joins two partial attention results over disjoint candidates, as decode context parallelism needs.
+
+    Args:
+        out_a, out_b: bfloat16 (uint16 bits or ml_dtypes), float16 or float32 [..., H, d_v], the same shape and dtype.
+        lse_a, lse_b: float32 [..., H] in `lse_base`; -inf marks a side without candidates, whose `out` is ignored.
+            At most one side may have counted a sink.
+        lse_base: ``"2"`` or ``"e"``.
+
+    Returns:
+        ``(out, lse)``, new arrays in the dtype of `out_a` and float32.
+
+    Raises:
+        TypeError, ValueError: a wrong dtype, or shapes that do not match.
+
+    Source: `src/merge.rs`.
+    """
+
+def pack_kv_cache(
+    latent: NDArray[Any],
+    *,
+    family: str,
+    page_block_size: int = 64,
+    kv_cache_format: str = "fp8",
+    page_stride: int | None = None,
+    row_stride: int | None = None,
+    kv_global_scale: float = 1.0,
+) -> NDArray[np.uint8]:
+    """Quantises latents into a new packed cache.
+
+    Args:
+        latent: bfloat16 (uint16 bits or ml_dtypes), float16 or float32, [N, d_qk] for slots 0 to N-1, or
+            [pages, page, d_qk]. Contiguous.
+        family: row of the family table.
+        page_block_size: tokens per page; for a 3-D latent it must equal the second dimension.
+        kv_cache_format: ``"fp8"``, ``"nvfp4"``, or ``"fp4"`` for the extra caches of dsv4_1 and dsv4_1_inline.
+        page_stride: bytes from page to page, a multiple of 16; None means the dense page rounded up to 16.
+        row_stride: bytes from row to row (inline families), a multiple of 16; None means the dense row.
+        kv_global_scale: glm_nsa NVFP4 only: every value is divided by it first.
+
+    Returns:
+        uint8 [pages, page_block_size, bytes_per_token]; gaps between rows and pages and unused slots are zero bytes.
+
+    Raises:
+        UnsupportedError: the family has no such format. TypeError, ValueError: bad latent, sizes or strides.
+
+    Source: `src/cache.rs`, `src/codec/`.
+    """
+
+def append_kv_cache(
+    latent: NDArray[Any],
+    slot_mapping: NDArray[np.int32] | NDArray[np.int64],
+    cache: NDArray[np.uint8],
+    *,
+    family: str,
+    kv_cache_format: str = "fp8",
+    kv_global_scale: float = 1.0,
+) -> None:
+    """Quantises latents into the named slots of a packed cache, in place.
+
+    Args:
+        latent: as in `pack_kv_cache`, [N, d_qk].
+        slot_mapping: int32 or int64 [N]. A negative or too large slot skips its row; of several rows for one slot
+            the lowest row wins.
+        cache: writable packed cache in any form that `decode` reads. Only the addressed bytes change.
+        family, kv_cache_format, kv_global_scale: as in `pack_kv_cache`.
+
+    Raises:
+        UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`. Nothing has been written then.
+
+    Source: `src/cache.rs`.
+    """
+
+def unpack_kv_cache(
+    cache: NDArray[np.uint8],
+    *,
+    family: str,
+    kv_cache_format: str = "fp8",
+    kv_global_scale: float = 1.0,
+) -> NDArray[np.float32]:
+    """Dequantises every slot of a packed cache.
+
+    Args:
+        cache: packed cache in any form that `decode` reads.
+        family, kv_cache_format, kv_global_scale: as in `pack_kv_cache`.
+
+    Returns:
+        float32 [pages * page_block_size, d_qk].
+
+    Raises:
+        UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`.
+
+    Source: `src/cache.rs`.
+    """
+
+def families() -> list[dict[str, Any]]:
+    """The family table: one dict per (family, kv_cache_format) record, in table order.
+
+    Keys: family, kv_cache_format, d_qk, d_v, quantised_dims, rope_dims, code, scale, group, scales_per_token,
+    bytes_per_token, placement, topks, min_topk, window, secondary_formats, in_registry.
+
+    Source: `src/family.rs`.
+    """
+
+def show_config() -> dict[str, Any]:
+    """Facts about this build and process: version, build id, threads, features, environment variables, CUDA driver.
+
+    Opens the CUDA driver if the build has the GPU backend. Source: `src/python/mod.rs`.
+    """
+
+def _registry(kv_cache_format: str) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """(family, family whose object it shares or None, constructor arguments), in table order."""

@@ -1,0 +1,139 @@
+//! Writers and the reader of packed caches on the CPU.
+
+use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+use rayon::prelude::*;
+
+use crate::codec::{RowWriter, dequantise};
+use crate::layout::{CacheView, CacheViewMut, Geometry, PageLayout};
+use crate::{Element, Error, FamilySpec, threads};
+
+/// A freshly packed cache and its layout.
+#[derive(Debug, Clone)]
+pub struct PackedCache {
+    /// All pages, each `layout.page_stride()` bytes.
+    pub bytes: Vec<u8>,
+    /// Number of pages.
+    pub pages: usize,
+    /// The layout of a page.
+    pub layout: PageLayout,
+}
+
+/// Quantises latents `[N, d_qk]` into slots 0 to N-1 of a new cache. Gaps and unused slots are zero bytes.
+///
+/// `kv_global_scale` is 1.0 except for glm_nsa NVFP4, where every value is divided by it first.
+pub fn pack_kv_cache<T: Element>(
+    spec: &'static FamilySpec,
+    latent: ArrayView2<'_, T>,
+    geometry: Geometry,
+    kv_global_scale: f32,
+) -> Result<PackedCache, Error> {
+    let layout = PageLayout::new(spec, geometry, "")?;
+    let pages = latent.nrows().div_ceil(layout.page_block_size());
+    let mut bytes = Vec::new();
+    let too_large = || Error::value("latent", "small enough for its cache to fit in memory", format!("{pages} pages"));
+    let len = pages.checked_mul(layout.page_stride()).ok_or_else(too_large)?;
+    bytes.try_reserve_exact(len).map_err(|_| too_large())?;
+    bytes.resize(len, 0);
+    pack_kv_cache_into(CacheViewMut::new(spec, geometry, pages, &mut bytes, kv_global_scale)?, latent)?;
+    Ok(PackedCache { bytes, pages, layout })
+}
+
+/// Quantises latents `[N, d_qk]` into slots 0 to N-1. Other bytes keep what they held.
+pub fn pack_kv_cache_into<T: Element>(cache: CacheViewMut<'_>, latent: ArrayView2<'_, T>) -> Result<(), Error> {
+    check_width(cache.spec, latent.ncols())?;
+    let num_slots = cache.num_slots();
+    if latent.nrows() as u64 > num_slots {
+        return Err(Error::value("latent", format!("at most {num_slots} rows, one per slot"), latent.nrows()));
+    }
+    let rows: Vec<SlotOfRow> = (0..latent.nrows()).map(|row| SlotOfRow { slot: row as u64, row }).collect();
+    write_rows(cache, latent, &rows);
+    Ok(())
+}
+
+/// Quantises latents `[N, d_qk]` into the slots that `slot_mapping` (N entries) names.
+///
+/// A negative or too large slot skips its row; of several rows for one slot the lowest row wins. Only addressed bytes
+/// change, and none if an error is returned.
+pub fn append_kv_cache<T: Element>(
+    cache: CacheViewMut<'_>,
+    latent: ArrayView2<'_, T>,
+    slot_mapping: &[i64],
+) -> Result<(), Error> {
+    check_width(cache.spec, latent.ncols())?;
+    if slot_mapping.len() != latent.nrows() {
+        let accepted = format!("one slot per row of `latent` ({})", latent.nrows());
+        return Err(Error::value("slot_mapping", accepted, format!("{} slots", slot_mapping.len())));
+    }
+    let num_slots = cache.num_slots();
+    let mut rows: Vec<SlotOfRow> = slot_mapping
+        .iter()
+        .enumerate()
+        .filter_map(|(row, slot)| u64::try_from(*slot).ok().map(|slot| SlotOfRow { slot, row }))
+        .filter(|entry| entry.slot < num_slots)
+        .collect();
+    rows.sort_unstable();
+    rows.dedup_by_key(|entry| entry.slot); // keeps the first, which is the lowest row
+    write_rows(cache, latent, &rows);
+    Ok(())
+}
+
+/// Dequantises every slot into `out`, `[num_slots, d_qk]`.
+pub fn unpack_kv_cache(cache: &CacheView<'_>, mut out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    let expected = (cache.num_slots(), cache.spec.d_qk());
+    if (out.nrows() as u64, out.ncols()) != expected || !out.is_standard_layout() {
+        return Err(Error::value("out", format!("a dense array of shape {expected:?}"), format!("{:?}", out.dim())));
+    }
+    threads::install(|| {
+        out.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(slot, mut row)| {
+            if let Some(values) = row.as_slice_mut() {
+                dequantise(cache.layout.row(), &cache.record(slot as u64), cache.kv_global_scale, values);
+            }
+        });
+    });
+    Ok(())
+}
+
+/// A latent row and the slot it goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct SlotOfRow {
+    slot: u64,
+    row: usize,
+}
+
+fn check_width(spec: &FamilySpec, width: usize) -> Result<(), Error> {
+    if width == spec.d_qk() {
+        return Ok(());
+    }
+    Err(Error::value("latent", format!("{} wide for family {}", spec.d_qk(), spec.family), width))
+}
+
+/// Writes rows sorted by slot, without duplicates; pages in parallel, since each is a slice of its own.
+fn write_rows<T: Element>(cache: CacheViewMut<'_>, latent: ArrayView2<'_, T>, rows: &[SlotOfRow]) {
+    let CacheViewMut { layout, bytes, kv_global_scale, .. } = cache;
+    if rows.is_empty() {
+        return;
+    }
+    let page_block_size = layout.page_block_size() as u64;
+    threads::install(|| {
+        bytes
+            .par_chunks_mut(layout.page_stride())
+            .enumerate()
+            .for_each_init(
+                || (RowWriter::new(layout.row()), Vec::new()),
+                |(writer, gathered), (page, bytes)| {
+                    let first_slot = page as u64 * page_block_size;
+                    let begin = rows.partition_point(|entry| entry.slot < first_slot);
+                    for entry in rows[begin..].iter().take_while(|entry| entry.slot < first_slot + page_block_size) {
+                        let row = latent.row(entry.row);
+                        let values = row.as_slice().unwrap_or_else(|| {
+                            gathered.clear();
+                            gathered.extend(row.iter().copied());
+                            gathered
+                        });
+                        writer.quantise(layout.row(), values, kv_global_scale);
+                        layout.store(bytes, (entry.slot - first_slot) as usize, &writer.record);
+                    }
+                },
+            );
+    });
+}

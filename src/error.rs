@@ -1,0 +1,50 @@
+//! The one error type. A refusal is data: its sentences are made in [`crate::support`] and [`crate::layout`].
+
+/// Why a call was not carried out. Nothing has been written when one is returned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument of the wrong type (element type, rank, kind of object).
+    #[error("`{argument}` must be {accepted}, got {got}")]
+    Type {
+        /// Name of the argument.
+        argument: String,
+        /// What would have been accepted.
+        accepted: String,
+        /// What came.
+        got: String,
+    },
+    /// An argument of the right type with a value that cannot be right.
+    #[error("`{argument}` must be {accepted}, got {got}")]
+    Value {
+        /// Name of the argument.
+        argument: String,
+        /// What would have been accepted.
+        accepted: String,
+        /// What came.
+        got: String,
+    },
+    /// A request that no kernel serves: every reason of [`crate::explain_decode`].
+    #[error("{}", reasons.join("; "))]
+    Unsupported {
+        /// One sentence per reason.
+        reasons: Vec<String>,
+    },
+}
+
+impl Error {
+    /// An [`Error::Type`] about `argument`.
+    pub fn wrong_type(argument: impl Into<String>, accepted: impl Into<String>, got: impl ToString) -> Self {
+        Self::Type { argument: argument.into(), accepted: accepted.into(), got: got.to_string() }
+    }
+
+    /// An [`Error::Value`] about `argument`.
+    pub fn value(argument: impl Into<String>, accepted: impl Into<String>, got: impl ToString) -> Self {
+        Self::Value { argument: argument.into(), accepted: accepted.into(), got: got.to_string() }
+    }
+
+    /// An [`Error::Unsupported`] with one reason.
+    pub fn unsupported(reason: impl Into<String>) -> Self {
+        Self::Unsupported { reasons: vec![reason.into()] }
+    }
+}

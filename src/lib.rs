@@ -1,0 +1,41 @@
+//! Sparse-MLA decode for DeepSeek-V3.2/V4, GLM-5.x and dots models.
+//!
+//! * What is supported, and why not: [`SparseMlaSm120DecodeConfig`], [`supported_sparse_mla_sm120_configs`],
+//!   [`explain_decode`].
+//! * Packed KV caches: [`pack_kv_cache`], [`append_kv_cache`], [`unpack_kv_cache`] over [`CacheView`].
+//! * Attention on the CPU, exact to float32: [`decode`], [`merge_states`]; its float64 yardstick is [`mod@reference`].
+#![deny(missing_docs, unsafe_code)]
+
+mod attention;
+mod cache;
+mod codec;
+mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod element;
+mod error;
+mod family;
+mod layout;
+mod merge;
+#[cfg(feature = "python")]
+mod python;
+pub mod reference;
+mod support;
+mod threads;
+
+pub use attention::{DecodeInputs, DecodeOutputs, ExtraCandidates, LseBase, decode};
+pub use cache::{PackedCache, append_kv_cache, pack_kv_cache, pack_kv_cache_into, unpack_kv_cache};
+pub use config::{DecodeConfig, SparseMlaSm120DecodeConfig};
+pub use element::Element;
+pub use error::Error;
+pub use family::{
+    DEFAULT_PAGE_BLOCK_SIZE, FAMILY_TABLE, Family, FamilySpec, KvCacheFormat, MAX_DECODE_TOKENS, MAX_NUM_HEADS,
+    Placement, RowFormat, ScaleRule, supported_sparse_mla_sm120_configs,
+};
+pub use layout::{CacheView, CacheViewMut, Geometry, PageLayout, geometry_of_shape};
+pub use merge::{PartialState, merge_states};
+pub use support::{ComputePrecision, DecodeRequest, DecodeSupport, explain_decode};
+pub use threads::{NUM_THREADS_VARIABLE, num_threads};
+
+/// Items of the crates in this crate's signatures.
+pub use {half, ndarray};

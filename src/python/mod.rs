@@ -1,0 +1,50 @@
+//! The extension module `sparse_mla._core`: extract, call the core, convert. No policy lives here.
+
+mod array;
+mod caches;
+mod config;
+mod decode;
+mod int;
+mod registry;
+mod support;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::Error;
+
+pyo3::create_exception!(
+    sparse_mla,
+    UnsupportedError,
+    PyValueError,
+    "A shape, family or format that no kernel serves; the text is the reasons of `explain_decode`."
+);
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        match error {
+            Error::Type { .. } => PyTypeError::new_err(text),
+            Error::Value { .. } => PyValueError::new_err(text),
+            Error::Unsupported { .. } => UnsupportedError::new_err(text),
+        }
+    }
+}
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("UnsupportedError", module.py().get_type::<UnsupportedError>())?;
+    module.add_class::<config::ConfigQueries>()?;
+    module.add_class::<support::PyDecodeSupport>()?;
+    module.add_function(wrap_pyfunction!(support::explain_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(decode::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(decode::merge_states, module)?)?;
+    module.add_function(wrap_pyfunction!(caches::pack_kv_cache, module)?)?;
+    module.add_function(wrap_pyfunction!(caches::append_kv_cache, module)?)?;
+    module.add_function(wrap_pyfunction!(caches::unpack_kv_cache, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::families, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::show_config, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::registry, module)?)?;
+    Ok(())
+}

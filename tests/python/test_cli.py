@@ -1,0 +1,173 @@
+"""The command line: both entry forms, exit codes, JSON, and no traceback ever."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+import sparse_mla
+from brute import FAMILIES
+
+SCRIPT = shutil.which("sparse-mla", path=sysconfig.get_path("scripts"))
+FORMS = {"script": [SCRIPT], "module": [sys.executable, "-m", "sparse_mla"]}
+
+
+def run(*arguments, form="module", **options):
+    assert all(FORMS[form]), "the command sparse-mla is not installed"
+    done = subprocess.run(
+        [*FORMS[form], *arguments], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        **options,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "panicked" not in done.stderr
+    return done
+
+
+def explain(*arguments, form="module"):
+    return run("explain", *arguments, form=form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_families_json_is_families(form):
+    done = run("families", "--json", form=form)
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == json.loads(json.dumps(sparse_mla.families()))
+    assert done.stderr == ""
+
+
+def test_families_is_a_table_of_every_row():
+    done = run("families")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    for row in sparse_mla.families():
+        words = (row["family"], row["kv_cache_format"], str(row["bytes_per_token"]), str(row["d_qk"]))
+        assert any(set(words) <= set(line.replace("|", " ").split()) for line in lines), words
+
+
+SUPPORTED = [
+    "dsv4 --num-heads 8 --topk 128",
+    "dsv4 --num-heads=24 --topk=1152 --num-tokens 16 --page-block-size 256 --page-stride 149760",
+    "dsv3_2 --num-heads 128 --topk 2048 --num-tokens 300 --row-stride 672",
+    "dots3_swa --topk 513 --num-heads 1",
+    "dsv4_1 --num-heads 8 --topk 128 --extra-topk 512 --extra-page-block-size 32",
+    "dsv4 --num-heads 8 --topk 128 --kv-cache-format nvfp4",
+]
+
+
+def keywords(words):
+    """Arguments of explain_decode that a command line stands for."""
+    family, *rest = words.replace("=", " ").split()
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return family, {
+        name[2:].replace("-", "_"): int(value) if value.lstrip("-").isdigit() else value for name, value in pairs
+    }
+
+
+@pytest.mark.parametrize("words", SUPPORTED)
+def test_explain_supported(words):
+    family, arguments = keywords(words)
+    answer = sparse_mla.explain_decode(family, **arguments)
+    assert answer
+    done = explain(*words.split())
+    assert done.returncode == 0
+    assert answer.kernel in done.stdout
+
+
+REFUSED = [
+    "dsv4 --num-heads 200 --topk 0",
+    "dots3_swa --num-heads 8 --topk 512",
+    "dsv4 --num-heads 8 --topk 128 --page-block-size 1 --page-stride 584",
+    "dsv3_2 --num-heads 8 --topk 128 --extra-topk 64",
+    "dsv3_2 --num-heads 8 --topk 128 --kv-cache-format nvfp4",
+]
+
+
+@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("form", FORMS)
+def test_explain_refused(words, form):
+    family, arguments = keywords(words)
+    answer = sparse_mla.explain_decode(family, **arguments)
+    assert not answer
+    done = explain(*words.split(), form=form)
+    assert done.returncode == 1
+    for reason in answer.reasons:
+        assert reason in done.stdout + done.stderr
+
+
+USAGE = {
+    "": (),
+    "nothing": ("families", "explain", "show-config", "demo"),
+    "explain": ("num-heads", "topk"),
+    "explain dsv4": ("num-heads", "topk"),
+    "explain dsv4 --num-heads 8": ("topk",),
+    "explain dsv5 --num-heads 8 --topk 128": FAMILIES,
+    "explain dsv4 --num-heads 8 --topk 128 --kv-cache-format int4": ("fp8", "nvfp4"),
+    "explain dsv4 --num-heads 8 --topk 128 --compute-precision bf16": ("auto", "f16"),
+    "explain dsv4 --num-heads eight --topk 128": ("num-heads", "eight"),
+    "explain dsv4 --num-heads 8.5 --topk 128": ("num-heads", "8.5"),
+    f"explain dsv4 --num-heads {10**30} --topk 128": ("num-heads",),
+    "explain dsv4 --num-heads 8 --topk 128 --head-count 3": ("head-count",),
+    "families --yaml": ("yaml",),
+    "show-config extra": ("extra",),
+}
+
+
+@pytest.mark.parametrize("words", USAGE, ids=lambda words: words or "no words")
+def test_bad_usage(words):
+    done = run(*words.split())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for expected in USAGE[words]:
+        assert expected.replace("_", "-") in done.stderr.replace("_", "-")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_show_config(form):
+    done = run("show-config", "--json", form=form)
+    assert done.returncode == 0
+    shown = json.loads(done.stdout)
+    assert shown["version"] == sparse_mla.__version__
+    assert shown.keys() == sparse_mla.show_config().keys()
+    plain = run("show-config")
+    assert plain.returncode == 0
+    assert sparse_mla.__version__ in plain.stdout
+
+
+def test_show_config_shows_the_environment():
+    name = next(iter(sparse_mla.show_config()["environment"]))
+    assert name.startswith("SPARSE_MLA_")
+    done = run("show-config")
+    assert name in done.stdout
+
+
+@pytest.mark.parametrize("words", ["--help", "explain --help", "families --help", "show-config --help", "demo --help"])
+def test_help(words):
+    done = run(*words.split())
+    assert done.returncode == 0
+    assert "usage" in done.stdout.lower()
+
+
+def test_demo(tmp_path):
+    done = run("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_reader_that_went_away(form):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*FORMS[form], "families", "--json"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writer)
+    assert "Traceback" not in done.stderr
+
+
+def test_everything_works_without_a_path_or_a_gpu():
+    env = {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "HOME": "/nonexistent"}
+    assert run("explain", "dsv4", "--num-heads", "8", "--topk", "128", env=env).returncode == 0
+    assert run("show-config", env=env).returncode == 0
