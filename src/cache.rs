@@ -115,25 +115,22 @@ fn write_rows<T: Element>(cache: CacheViewMut<'_>, latent: ArrayView2<'_, T>, ro
     }
     let page_block_size = layout.page_block_size() as u64;
     threads::install(|| {
-        bytes
-            .par_chunks_mut(layout.page_stride())
-            .enumerate()
-            .for_each_init(
-                || (RowWriter::new(layout.row()), Vec::new()),
-                |(writer, gathered), (page, bytes)| {
-                    let first_slot = page as u64 * page_block_size;
-                    let begin = rows.partition_point(|entry| entry.slot < first_slot);
-                    for entry in rows[begin..].iter().take_while(|entry| entry.slot < first_slot + page_block_size) {
-                        let row = latent.row(entry.row);
-                        let values = row.as_slice().unwrap_or_else(|| {
-                            gathered.clear();
-                            gathered.extend(row.iter().copied());
-                            gathered
-                        });
-                        writer.quantise(layout.row(), values, kv_global_scale);
-                        layout.store(bytes, (entry.slot - first_slot) as usize, &writer.record);
-                    }
-                },
-            );
+        bytes.par_chunks_mut(layout.page_stride()).enumerate().for_each_init(
+            || (RowWriter::new(layout.row()), Vec::new()),
+            |(writer, gathered), (page, bytes)| {
+                let first_slot = page as u64 * page_block_size;
+                let begin = rows.partition_point(|entry| entry.slot < first_slot);
+                for entry in rows[begin..].iter().take_while(|entry| entry.slot < first_slot + page_block_size) {
+                    let row = latent.row(entry.row);
+                    let values = row.as_slice().unwrap_or_else(|| {
+                        gathered.clear();
+                        gathered.extend(row.iter().copied());
+                        gathered
+                    });
+                    writer.quantise(layout.row(), values, kv_global_scale);
+                    layout.store(bytes, (entry.slot - first_slot) as usize, &writer.record);
+                }
+            },
+        );
     });
 }

@@ -291,11 +291,7 @@ pub static FAMILY_TABLE: &[FamilySpec] = &[
         ..DSV3_2
     },
     DSV4_1,
-    FamilySpec {
-        family: Family::Dsv4_1Inline,
-        row: row(512, 0, 32, ScaleRule::Ue8m0, 0, Placement::Inline),
-        ..DSV4_1
-    },
+    FamilySpec { family: Family::Dsv4_1Inline, row: row(512, 0, 32, ScaleRule::Ue8m0, 0, Placement::Inline), ..DSV4_1 },
     FamilySpec {
         format: KvCacheFormat::Nvfp4,
         row: row(448, 64, 16, ScaleRule::E4m3Nvfp4 { global: false }, 4, Placement::Footer),
@@ -320,22 +316,22 @@ pub static FAMILY_TABLE: &[FamilySpec] = &[
 impl FamilySpec {
     /// The table's line for a family and any cache format; a family without the format is refused by name.
     pub fn find(family: Family, format: KvCacheFormat) -> Result<&'static Self, Error> {
-        Self::find_among(FAMILY_TABLE.iter(), family, format)
+        Self::find_among(family, format, |_| true)
     }
 
     /// The same among the primary caches of decode, which are the registry's entries.
     pub fn find_primary(family: Family, format: KvCacheFormat) -> Result<&'static Self, Error> {
-        Self::find_among(registry_lines(format)?.chain(registry_lines(KvCacheFormat::Fp8)?), family, format)
+        Self::find_among(family, format, |spec| spec.registry.is_some())
     }
 
     fn find_among(
-        lines: impl Iterator<Item = &'static Self>,
         family: Family,
         format: KvCacheFormat,
+        eligible: impl Fn(&Self) -> bool,
     ) -> Result<&'static Self, Error> {
-        let of_family: Vec<_> = lines.filter(|spec| spec.family == family).collect();
-        of_family.iter().copied().find(|spec| spec.format == format).ok_or_else(|| {
-            let formats: Vec<_> = of_family.iter().map(|spec| spec.format).collect();
+        let lines = || FAMILY_TABLE.iter().filter(|spec| spec.family == family && eligible(spec));
+        lines().find(|spec| spec.format == format).ok_or_else(|| {
+            let formats: Vec<_> = lines().map(|spec| spec.format).collect();
             Error::unsupported(format!(
                 "`kv_cache_format` must be {} for family {family}, got '{format}'",
                 accepted_words(&formats)
@@ -366,30 +362,36 @@ impl FamilySpec {
     }
 }
 
-/// The configs of every family that serves a cache format, in table order; needs no GPU and touches no file.
+impl KvCacheFormat {
+    /// Formats of the registry, which a primary cache may have.
+    pub const PRIMARY: &'static [Self] = &[Self::Fp8, Self::Nvfp4];
+
+    /// Parses the format of a primary cache.
+    pub fn primary(word: &str) -> Result<Self, Error> {
+        Self::PRIMARY
+            .iter()
+            .copied()
+            .find(|format| format.as_str() == word)
+            .ok_or_else(|| Error::value("kv_cache_format", accepted_words(Self::PRIMARY), format!("'{word}'")))
+    }
+}
+
+/// The configs of every family that serves a primary cache format, in table order; needs no GPU and touches no file.
 ///
-/// Registry formats are `fp8` and `nvfp4`; `fp4` names only a secondary cache and is a [`Error::Value`].
+/// `fp4` names only a secondary cache and has none.
 ///
 /// ```
 /// use sparse_mla::{Family, KvCacheFormat, supported_sparse_mla_sm120_configs};
-/// let configs = supported_sparse_mla_sm120_configs(KvCacheFormat::Fp8)?;
+/// let configs = supported_sparse_mla_sm120_configs(KvCacheFormat::Fp8);
 /// let (family, dsv4) = &configs[0];
 /// assert_eq!(*family, Family::Dsv4);
 /// assert!(dsv4.supports_decode(64, 1152, 1, None));
-/// # Ok::<(), sparse_mla::Error>(())
 /// ```
-pub fn supported_sparse_mla_sm120_configs(
-    format: KvCacheFormat,
-) -> Result<Vec<(Family, SparseMlaSm120DecodeConfig)>, Error> {
-    Ok(registry_lines(format)?.map(|spec| (spec.family, spec.config())).collect())
+pub fn supported_sparse_mla_sm120_configs(format: KvCacheFormat) -> Vec<(Family, SparseMlaSm120DecodeConfig)> {
+    registry_lines(format).map(|spec| (spec.family, spec.config())).collect()
 }
 
 /// The table's lines that are registry entries of `format`.
-pub(crate) fn registry_lines(format: KvCacheFormat) -> Result<impl Iterator<Item = &'static FamilySpec>, Error> {
-    let mut formats: Vec<_> = FAMILY_TABLE.iter().filter(|spec| spec.registry.is_some()).map(|s| s.format).collect();
-    formats.dedup();
-    if !formats.contains(&format) {
-        return Err(Error::value("kv_cache_format", accepted_words(&formats), format!("'{format}'")));
-    }
-    Ok(FAMILY_TABLE.iter().filter(move |spec| spec.registry.is_some() && spec.format == format))
+pub(crate) fn registry_lines(format: KvCacheFormat) -> impl Iterator<Item = &'static FamilySpec> {
+    FAMILY_TABLE.iter().filter(move |spec| spec.registry.is_some() && spec.format == format)
 }

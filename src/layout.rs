@@ -55,7 +55,8 @@ impl PageLayout {
             _ => {}
         }
         let dense = page.max(1).saturating_mul(row_stride.max(record));
-        let page_stride = geometry.page_stride.map_or(dense.saturating_add((-dense).rem_euclid(ALIGNMENT as i128)), i128::from);
+        let page_stride =
+            geometry.page_stride.map_or(dense.saturating_add((-dense).rem_euclid(ALIGNMENT as i128)), i128::from);
         if page_stride < dense || page_stride % ALIGNMENT as i128 != 0 {
             refuse(
                 "page_stride",
@@ -189,7 +190,9 @@ pub fn geometry_of_shape(
         }
         // What an engine binds before its pool exists.
         [0] => return Ok((0, Geometry::default())),
-        _ => return Err(Error::value(name, "an array of 2, 3 or 4 dimensions", format!("{} dimensions", shape.len()))),
+        _ => {
+            return Err(Error::value(name, "an array of 2, 3 or 4 dimensions", format!("{} dimensions", shape.len())));
+        }
     };
     if last > 1 && strides[shape.len() - 1] != 1 {
         let got = format!("a stride of {} bytes", strides[shape.len() - 1]);
@@ -197,7 +200,7 @@ pub fn geometry_of_shape(
     }
     let page_block_size = match row_axis {
         Some(axis) => shape[axis],
-        None if last > 0 && last % record == 0 => last / record,
+        None if last > 0 && last.is_multiple_of(record) => last / record,
         None => {
             let accepted = format!("a whole number of rows of {record} bytes wide for family {family}");
             return Err(Error::value(name, accepted, format!("2-D blocks of {last} bytes")));

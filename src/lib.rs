@@ -37,5 +37,8 @@ pub use merge::{PartialState, merge_states};
 pub use support::{ComputePrecision, DecodeRequest, DecodeSupport, explain_decode};
 pub use threads::{NUM_THREADS_VARIABLE, num_threads};
 
+/// A hash of the sources this build was made from; ranks of a job can compare theirs.
+pub const BUILD_ID: &str = env!("SPARSE_MLA_BUILD_ID");
+
 /// Items of the crates in this crate's signatures.
 pub use {half, ndarray};

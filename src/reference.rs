@@ -1,6 +1,6 @@
 //! The same attention, naive and in float64: the yardstick that the tests hold every backend to.
 
-use ndarray::{Array2, Array3, Axis};
+use ndarray::{Array2, Array3, Axis, s};
 
 use crate::support::explain_decode;
 use crate::{DecodeInputs, Element, Error};
@@ -35,15 +35,14 @@ pub fn decode(inputs: &DecodeInputs<'_>) -> Result<(Array3<f64>, Array2<f64>), E
             let sink = inputs.attn_sink.map_or(f64::NEG_INFINITY, |sink| f64::from(sink[head]));
             let max = scores.iter().copied().fold(sink, f64::max);
             let mut normaliser = if sink == f64::NEG_INFINITY { 0.0 } else { (sink - max).exp() };
+            let mut sums = vec![0f64; d_v];
             for (score, row) in scores.iter().zip(&rows) {
                 let weight = (score - max).exp();
                 normaliser += weight;
-                for (dim, value) in row[..d_v].iter().enumerate() {
-                    out[[token, head, dim]] += weight * value;
-                }
+                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight * value);
             }
             if normaliser > 0.0 {
-                out.index_axis_mut(Axis(0), token).row_mut(head).mapv_inplace(|value| value / normaliser);
+                out.slice_mut(s![token, head, ..]).iter_mut().zip(sums).for_each(|(out, sum)| *out = sum / normaliser);
             }
             lse[[token, head]] = inputs.lse_base.of_natural(max + normaliser.ln());
         }

@@ -164,22 +164,20 @@ pub fn explain_decode(request: &DecodeRequest) -> DecodeSupport {
 fn explain_extra(request: &DecodeRequest, spec: &FamilySpec, reasons: &mut Vec<String>) {
     let family = request.family;
     if spec.secondary.is_empty() {
-        for (argument, given, got) in [
-            ("extra_topk", request.extra_topk != 0, request.extra_topk.to_string()),
-            ("extra_kv_fp4", request.extra_kv_fp4, "True".into()),
-        ] {
-            if given {
-                let accepted = if argument == "extra_topk" { "0" } else { "False" };
-                reasons.push(format!(
-                    "`{argument}` must be {accepted} for family {family} ({}), which has no secondary cache, got {got}",
-                    request.kv_cache_format
-                ));
-            }
-        }
-        if let (0, false, Some(_)) = (request.extra_topk, request.extra_kv_fp4, request.extra_geometry) {
+        let geometry = request.extra_geometry.unwrap_or_default();
+        let size = |value: Option<i64>| value.map(|value| value.to_string());
+        let given = [
+            ("extra_topk", "0", (request.extra_topk != 0).then(|| request.extra_topk.to_string())),
+            ("extra_page_block_size", "None", size(geometry.page_block_size)),
+            ("extra_page_stride", "None", size(geometry.page_stride)),
+            ("extra_row_stride", "None", size(geometry.row_stride)),
+            ("extra_kv_fp4", "False", request.extra_kv_fp4.then(|| "True".into())),
+            ("extra_kv_cache", "None", Some("a secondary cache".into())),
+        ];
+        // The first says it all: there is no secondary cache.
+        if let Some((argument, accepted, Some(got))) = given.into_iter().find(|(_, _, got)| got.is_some()) {
             reasons.push(format!(
-                "`extra_page_block_size` must be None for family {family} ({}), which has no secondary cache, got a \
-                 secondary cache",
+                "`{argument}` must be {accepted} for family {family} ({}), which has no secondary cache, got {got}",
                 request.kv_cache_format
             ));
         }

@@ -75,7 +75,7 @@ class ConfigQueries:
     def _normalised(self) -> dict[str, Any]:
         """Checks the instance's fields; returns them in canonical types, by name, in order."""
 
-    def __getnewargs__(self) -> tuple[()]: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class DecodeSupport:
@@ -83,6 +83,7 @@ class DecodeSupport:
 
     __match_args__ = ("supported", "reasons", "kernel")
 
+    def __new__(cls, reasons: Sequence[str], kernel: str | None) -> Self: ...
     @property
     def supported(self) -> bool:
         """Whether `decode` serves the shape."""
@@ -98,6 +99,7 @@ class DecodeSupport:
     def __bool__(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
 def explain_decode(
     family: str,

@@ -21,12 +21,7 @@ pub(super) fn quantise_nvfp4(group: &[f32], codes: &mut [u8]) -> u8 {
     quantise(group, codes, |amax| amax / LARGEST, |x, scale| x * reciprocal(scale))
 }
 
-fn quantise(
-    group: &[f32],
-    codes: &mut [u8],
-    scale_of: impl Fn(f32) -> f32,
-    scaled: impl Fn(f32, f32) -> f32,
-) -> u8 {
+fn quantise(group: &[f32], codes: &mut [u8], scale_of: impl Fn(f32) -> f32, scaled: impl Fn(f32, f32) -> f32) -> u8 {
     let Some(amax) = finite_amax(group) else {
         codes.fill(0);
         return NAN_SCALE;

@@ -64,7 +64,8 @@ pub fn probe() -> Result<Driver, DriverError> {
     // SAFETY: `version` is a valid place for one int.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(refused("cuDriverGetVersion"))?;
     let count = result::device::get_count().map_err(refused("cuDeviceGetCount"))?;
-    let devices = (0..count).map(|ordinal| device(ordinal).map_err(refused("cuDeviceGet"))).collect::<Result<_, _>>()?;
+    let devices =
+        (0..count).map(|ordinal| device(ordinal).map_err(refused("cuDeviceGet"))).collect::<Result<_, _>>()?;
     Ok(Driver { version: DriverVersion(version), devices })
 }
 

@@ -8,6 +8,7 @@ use ndarray::{ArrayView, ArrayViewMut, Dim, Dimension, IntoDimension, Ix, ShapeB
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods, npyffi::flags::NPY_ARRAY_WRITEABLE};
 use pyo3::prelude::*;
 
+use super::argument::type_name;
 use crate::{Error, FamilySpec, Geometry, geometry_of_shape, layout::ALIGNMENT};
 
 /// Element types of array arguments. numpy holds bfloat16 as uint16 bits or as ml_dtypes.bfloat16.
@@ -70,9 +71,9 @@ impl<'py> Array<'py> {
         let dtype = dtype_of(&descr.typeobj().name()?.to_string())
             .filter(|dtype| native && accepted.contains(dtype))
             .ok_or_else(|| {
-                let words: Vec<_> = accepted.iter().map(|dtype| dtype.as_str()).collect();
-                Error::wrong_type(name, format!("an array of {}", words.join(" or ")), format!("dtype {descr}"))
-            })?;
+            let words: Vec<_> = accepted.iter().map(|dtype| dtype.as_str()).collect();
+            Error::wrong_type(name, format!("an array of {}", words.join(" or ")), format!("dtype {descr}"))
+        })?;
         // SAFETY: `array` is a numpy array, whose header is valid while it is borrowed.
         let (data, flags) = unsafe {
             let header = array.as_array_ptr();
@@ -80,10 +81,13 @@ impl<'py> Array<'py> {
         };
         let itemsize = descr.itemsize();
         let mut strides = array.strides().to_vec();
-        for (stride, length) in strides.iter_mut().zip(array.shape()) {
-            if *length <= 1 {
-                *stride = 0; // it means nothing, and producers put anything there
+        let mut dense = itemsize as isize;
+        for (stride, length) in strides.iter_mut().zip(array.shape()).rev() {
+            // Strides of axes of length 1 and of empty arrays mean nothing, and producers put anything there.
+            if *length == 1 || array.is_empty() {
+                *stride = dense;
             }
+            dense *= *length as isize;
         }
         let array = Self {
             name,
@@ -95,8 +99,8 @@ impl<'py> Array<'py> {
             itemsize,
             writeable: flags & NPY_ARRAY_WRITEABLE != 0,
         };
-        let aligned = |address: usize| address.is_multiple_of(itemsize);
-        if !array.is_empty() && !(aligned(data as usize) && array.strides.iter().all(|s| aligned(s.unsigned_abs()))) {
+        let mut addresses = array.strides.iter().map(|stride| stride.unsigned_abs()).chain([data as usize]);
+        if !array.is_empty() && addresses.any(|address| !address.is_multiple_of(itemsize)) {
             let got = format!("address {data:p} and strides {:?}", array.strides);
             return Err(Error::value(name, format!("aligned to its {itemsize}-byte elements"), got).into());
         }
@@ -212,7 +216,7 @@ impl<'py> Array<'py> {
         Dim<[Ix; N]>: Dimension,
         [Ix; N]: IntoDimension<Dim = Dim<[Ix; N]>>,
     {
-        let (shape, strides) = self.dimensions::<T, N>()?;
+        let [shape, strides] = self.dimensions::<T, N>()?;
         // SAFETY: the array's shape and strides describe memory that lives as long as `self.object`; the element type
         // was checked against the dtype, the address against its alignment, and strides are non-negative.
         Ok(unsafe { ArrayView::from_shape_ptr(shape.strides(strides), self.data.cast::<T>()) })
@@ -226,12 +230,13 @@ impl<'py> Array<'py> {
     {
         self.require_writeable()?;
         self.require_no_self_overlap()?;
-        let (shape, strides) = self.dimensions::<T, N>()?;
+        let [shape, strides] = self.dimensions::<T, N>()?;
         // SAFETY: as in `view`; the array is writeable and no two elements share bytes.
         Ok(unsafe { ArrayViewMut::from_shape_ptr(shape.strides(strides), self.data.cast::<T>()) })
     }
 
-    fn dimensions<T: ViewElement, const N: usize>(&self) -> Result<(Dim<[Ix; N]>, Dim<[Ix; N]>), Error>
+    /// Shape and strides in elements of type `T`.
+    fn dimensions<T: ViewElement, const N: usize>(&self) -> Result<[Dim<[Ix; N]>; 2], Error>
     where
         [Ix; N]: IntoDimension<Dim = Dim<[Ix; N]>>,
     {
@@ -245,7 +250,7 @@ impl<'py> Array<'py> {
         let shape: [Ix; N] = self.shape.clone().try_into().map_err(|_| ranks())?;
         let elements: Vec<Ix> = self.strides.iter().map(|stride| *stride as usize / self.itemsize).collect();
         let strides: [Ix; N] = elements.try_into().map_err(|_| ranks())?;
-        Ok((shape.into_dimension(), strides.into_dimension()))
+        Ok([shape.into_dimension(), strides.into_dimension()])
     }
 
     /// Pages and geometry of a packed cache.
@@ -294,5 +299,5 @@ fn not_an_array(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Error> {
         let accepted = "a numpy array (this build has no GPU kernels; numpy.asarray takes arrays of other libraries)";
         return Ok(Error::value(name, accepted, got));
     }
-    Ok(Error::wrong_type(name, "a numpy array", object.get_type().name()?))
+    Ok(Error::wrong_type(name, "a numpy array", type_name(object)))
 }

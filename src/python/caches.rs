@@ -5,6 +5,7 @@ use numpy::{PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::argument::{Argument, int, word};
 use super::array::{Array, DType, ViewElement};
 use super::int::Int;
 use super::support::geometry;
@@ -25,26 +26,26 @@ macro_rules! with_latent_type {
 
 /// Quantises latents into a new packed cache.
 #[pyfunction]
-#[pyo3(signature = (latent, *, family, page_block_size=Int::Small(64), kv_cache_format="fp8", page_stride=None,
-                    row_stride=None, kv_global_scale=1.0),
+#[pyo3(signature = (latent, *, family, page_block_size=int(64), kv_cache_format=word("fp8"),
+                    page_stride=None, row_stride=None, kv_global_scale=Argument::Right(1.0)),
        text_signature = "(latent, *, family, page_block_size=64, kv_cache_format='fp8', page_stride=None, \
                          row_stride=None, kv_global_scale=1.0)")]
 pub(super) fn pack_kv_cache<'py>(
     latent: &Bound<'py, PyAny>,
-    family: &str,
-    page_block_size: Int,
-    kv_cache_format: &str,
-    page_stride: Option<Int>,
-    row_stride: Option<Int>,
-    kv_global_scale: f64,
+    family: Argument<String>,
+    page_block_size: Argument<Int>,
+    kv_cache_format: Argument<String>,
+    page_stride: Option<Argument<Int>>,
+    row_stride: Option<Argument<Int>>,
+    kv_global_scale: Argument<f64>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let spec = FamilySpec::find(family.parse()?, kv_cache_format.parse()?)?;
+    let spec = spec_of(family, kv_cache_format)?;
     let names = ["page_block_size", "page_stride", "row_stride"];
     let geometry = geometry(names, [Some(page_block_size), page_stride, row_stride])?;
     let layout = PageLayout::new(spec, geometry, "")?;
     let latent = latent_of(latent, spec, Some(&layout))?;
     let latent = &latent;
-    let scale = kv_global_scale as f32;
+    let scale = kv_global_scale.finite_f32("kv_global_scale")?;
     with_latent_type!(latent, pack(latent, spec, geometry, &layout, scale))
 }
 
@@ -75,23 +76,27 @@ fn pack<'py, T: ViewElement + Element>(
 
 /// Quantises latents into the named slots of a packed cache, in place.
 #[pyfunction]
-#[pyo3(signature = (latent, slot_mapping, cache, *, family, kv_cache_format="fp8", kv_global_scale=1.0))]
+#[pyo3(signature = (latent, slot_mapping, cache, *, family, kv_cache_format=word("fp8"),
+                    kv_global_scale=Argument::Right(1.0)),
+       text_signature = "(latent, slot_mapping, cache, *, family, kv_cache_format='fp8', kv_global_scale=1.0)")]
 pub(super) fn append_kv_cache(
     latent: &Bound<'_, PyAny>,
     slot_mapping: &Bound<'_, PyAny>,
     cache: &Bound<'_, PyAny>,
-    family: &str,
-    kv_cache_format: &str,
-    kv_global_scale: f64,
+    family: Argument<String>,
+    kv_cache_format: Argument<String>,
+    kv_global_scale: Argument<f64>,
 ) -> PyResult<()> {
-    let spec = FamilySpec::find(family.parse()?, kv_cache_format.parse()?)?;
+    let spec = spec_of(family, kv_cache_format)?;
     let latent = latent_of(latent, spec, None)?;
-    let slots = slots_of(&Array::new("slot_mapping", slot_mapping, &[DType::I32, DType::I64])?)?;
+    let slot_mapping = Array::new("slot_mapping", slot_mapping, &[DType::I32, DType::I64])?;
+    let slots = slots_of(&slot_mapping)?;
     let cache = Array::new("cache", cache, &[DType::U8])?;
     cache.require_writeable()?;
     cache.require_no_self_overlap()?;
     cache.require_apart_from(&latent)?;
-    let scale = kv_global_scale as f32;
+    cache.require_apart_from(&slot_mapping)?;
+    let scale = kv_global_scale.finite_f32("kv_global_scale")?;
     with_latent_type!(latent, append(&latent, &slots, cache, spec, scale))
 }
 
@@ -110,18 +115,20 @@ fn append<T: ViewElement + Element>(
 
 /// Dequantises every slot of a packed cache.
 #[pyfunction]
-#[pyo3(signature = (cache, *, family, kv_cache_format="fp8", kv_global_scale=1.0))]
+#[pyo3(signature = (cache, *, family, kv_cache_format=word("fp8"), kv_global_scale=Argument::Right(1.0)),
+       text_signature = "(cache, *, family, kv_cache_format='fp8', kv_global_scale=1.0)")]
 pub(super) fn unpack_kv_cache<'py>(
     cache: &Bound<'py, PyAny>,
-    family: &str,
-    kv_cache_format: &str,
-    kv_global_scale: f64,
+    family: Argument<String>,
+    kv_cache_format: Argument<String>,
+    kv_global_scale: Argument<f64>,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let py = cache.py();
-    let spec = FamilySpec::find(family.parse()?, kv_cache_format.parse()?)?;
+    let spec = spec_of(family, kv_cache_format)?;
     let cache = Array::new("cache", cache, &[DType::U8])?;
     let (pages, geometry) = cache.cache_geometry(spec)?;
-    let cache = CacheView::new(spec, geometry, pages, cache.bytes(), kv_global_scale as f32)?;
+    let scale = kv_global_scale.finite_f32("kv_global_scale")?;
+    let cache = CacheView::new(spec, geometry, pages, cache.bytes(), scale)?;
     let out = PyArray2::<f32>::zeros(py, [cache.num_slots() as usize, spec.d_qk()], false);
     let mut values = out.readwrite();
     let values = values.as_array_mut();
@@ -129,12 +136,12 @@ pub(super) fn unpack_kv_cache<'py>(
     Ok(out)
 }
 
+fn spec_of(family: Argument<String>, kv_cache_format: Argument<String>) -> Result<&'static FamilySpec, Error> {
+    FamilySpec::find(family.named("family")?.parse()?, kv_cache_format.named("kv_cache_format")?.parse()?)
+}
+
 /// A latent as `[N, d_qk]`; with a `layout` also from `[pages, page, d_qk]`.
-fn latent_of<'py>(
-    latent: &Bound<'py, PyAny>,
-    spec: &FamilySpec,
-    layout: Option<&PageLayout>,
-) -> PyResult<Array<'py>> {
+fn latent_of<'py>(latent: &Bound<'py, PyAny>, spec: &FamilySpec, layout: Option<&PageLayout>) -> PyResult<Array<'py>> {
     let latent = Array::new("latent", latent, LATENT_TYPES)?;
     latent.require_contiguous()?;
     let page = layout.map(PageLayout::page_block_size);

@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFrozenSet, PyTuple};
 
+use super::argument::{Argument, Scalar, int, type_name};
 use super::int::Int;
 use crate::{DecodeConfig, Error, KvCacheFormat};
 
@@ -56,21 +57,30 @@ impl ConfigQueries {
 
     /// Calibrated widths of the indices row, sorted; `()` when `num_heads` lies outside the head envelope.
     #[pyo3(signature = (num_heads=None))]
-    fn supported_topk<'py>(slf: &Bound<'py, Self>, num_heads: Option<Int>) -> PyResult<Bound<'py, PyTuple>> {
+    fn supported_topk<'py>(
+        slf: &Bound<'py, Self>,
+        num_heads: Option<Argument<Int>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let num_heads = num_heads.map(|heads| heads.named("num_heads")).transpose()?;
         PyTuple::new(slf.py(), Self::config(slf)?.supported_topk(num_heads))
     }
 
     /// Whether the decode form serves a shape. Never raises on ints, however large.
-    #[pyo3(signature = (num_heads, topk, *, num_tokens=Int::Small(1), page_block_size=None),
+    #[pyo3(signature = (num_heads, topk, *, num_tokens=int(1), page_block_size=None),
            text_signature = "($self, num_heads, topk, *, num_tokens=1, page_block_size=None)")]
     fn supports_decode(
         slf: &Bound<'_, Self>,
-        num_heads: Int,
-        topk: Int,
-        num_tokens: Int,
-        page_block_size: Option<Int>,
+        num_heads: Argument<Int>,
+        topk: Argument<Int>,
+        num_tokens: Argument<Int>,
+        page_block_size: Option<Argument<Int>>,
     ) -> PyResult<bool> {
-        Ok(Self::config(slf)?.supports_decode(num_heads, topk, num_tokens, page_block_size))
+        Ok(Self::config(slf)?.supports_decode(
+            num_heads.named("num_heads")?,
+            topk.named("topk")?,
+            num_tokens.named("num_tokens")?,
+            page_block_size.map(|page| page.named("page_block_size")).transpose()?,
+        ))
     }
 
     /// Checks the instance's fields; returns them in canonical types, by name, in order.
@@ -79,30 +89,36 @@ impl ConfigQueries {
     }
 
     /// Copying and unpickling construct without arguments and then restore the instance's `__dict__`.
-    fn __getnewargs__<'py>(&self, py: Python<'py>) -> Bound<'py, PyTuple> {
-        PyTuple::empty(py)
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>, Bound<'py, PyAny>)> {
+        let construct = slf.py().import("copyreg")?.getattr("__newobj__")?;
+        Ok((construct, PyTuple::new(slf.py(), [slf.get_type()])?, slf.getattr("__dict__")?))
     }
 }
 
 fn config_of_fields(instance: &Bound<'_, ConfigQueries>) -> PyResult<DecodeConfig<Int>> {
     let field = |name: &str| instance.getattr(name);
     Ok(DecodeConfig {
-        d_qk: int_field("d_qk", &field("d_qk")?)?,
-        page_block_size: int_field("page_block_size", &field("page_block_size")?)?,
-        max_num_tokens: int_field("max_num_tokens", &field("max_num_tokens")?)?,
+        d_qk: scalar_field("d_qk", &field("d_qk")?)?,
+        page_block_size: scalar_field("page_block_size", &field("page_block_size")?)?,
+        max_num_tokens: scalar_field("max_num_tokens", &field("max_num_tokens")?)?,
         topks: set_field("topks", &field("topks")?)?,
-        min_topk: int_field("min_topk", &field("min_topk")?)?,
-        max_num_heads: int_field("max_num_heads", &field("max_num_heads")?)?,
-        kv_cache_format: format_field("kv_cache_format", &field("kv_cache_format")?)?,
-        bytes_per_token: int_field("bytes_per_token", &field("bytes_per_token")?)?,
+        min_topk: scalar_field("min_topk", &field("min_topk")?)?,
+        max_num_heads: scalar_field("max_num_heads", &field("max_num_heads")?)?,
+        kv_cache_format: KvCacheFormat::primary(&scalar_field::<String>(
+            "kv_cache_format",
+            &field("kv_cache_format")?,
+        )?)?,
+        bytes_per_token: scalar_field("bytes_per_token", &field("bytes_per_token")?)?,
         head_counts: match field("head_counts")? {
             counts if counts.is_none() => None,
             counts => Some(set_field("head_counts", &counts)?),
         },
-        topk_is_runtime: bool_field("topk_is_runtime", &field("topk_is_runtime")?)?,
+        topk_is_runtime: scalar_field("topk_is_runtime", &field("topk_is_runtime")?)?,
         extra_page_block_sizes: set_field("extra_page_block_sizes", &field("extra_page_block_sizes")?)?,
         page_block_sizes: set_field("page_block_sizes", &field("page_block_sizes")?)?,
-        page_block_size_is_runtime: bool_field("page_block_size_is_runtime", &field("page_block_size_is_runtime")?)?,
+        page_block_size_is_runtime: scalar_field("page_block_size_is_runtime", &field("page_block_size_is_runtime")?)?,
     })
 }
 
@@ -129,32 +145,19 @@ where
     Ok(fields)
 }
 
-fn kind_of(value: &Bound<'_, PyAny>) -> String {
-    value.get_type().name().map_or_else(|_| "another type".into(), |name| name.to_string())
-}
-
-fn int_field(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Int> {
-    value.extract().map_err(|_: PyErr| Error::wrong_type(name, "an int", kind_of(value)).into())
-}
-
-fn bool_field(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    value.extract().map_err(|_| Error::wrong_type(name, "a bool", kind_of(value)).into())
-}
-
-fn format_field(name: &str, value: &Bound<'_, PyAny>) -> PyResult<KvCacheFormat> {
-    let word: String = value.extract().map_err(|_| Error::wrong_type(name, "a str", kind_of(value)))?;
-    Ok(word.parse()?)
+fn scalar_field<T: Scalar>(name: &str, value: &Bound<'_, PyAny>) -> Result<T, Error> {
+    T::of(value).ok_or_else(|| Error::wrong_type(name, T::EXPECTED, type_name(value)))
 }
 
 fn set_field(name: &str, values: &Bound<'_, PyAny>) -> PyResult<BTreeSet<Int>> {
     let refuse = |got: String| PyErr::from(Error::wrong_type(name, "an iterable of ints", got));
     let iterator = values.try_iter().map_err(|error| {
-        if error.is_instance_of::<PyTypeError>(values.py()) { refuse(kind_of(values)) } else { error }
+        if error.is_instance_of::<PyTypeError>(values.py()) { refuse(type_name(values)) } else { error }
     })?;
     iterator
         .map(|value| {
             let value = value?;
-            value.extract().map_err(|_: PyErr| refuse(format!("one with a {}", kind_of(&value))))
+            Int::of(&value).ok_or_else(|| refuse(format!("one with a {}", type_name(&value))))
         })
         .collect()
 }

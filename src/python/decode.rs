@@ -5,50 +5,59 @@ use ndarray::{ArrayView1, ArrayView2};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::argument::{Argument, word};
 use super::array::{Array, DType, ViewElement};
 use crate::{
     CacheView, DecodeInputs, DecodeOutputs, DecodeRequest, Element, Error, ExtraCandidates, FamilySpec, Geometry,
-    LseBase, PartialState, explain_decode,
+    KvCacheFormat, LseBase, PartialState, explain_decode,
 };
 
 const OUT_TYPES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
 /// Sparse-MLA attention of every query token over the cache rows its indices name.
 #[pyfunction]
-#[pyo3(signature = (q, kv_cache, indices, *, family, sm_scale, kv_cache_format="fp8", topk_length=None,
+#[pyo3(signature = (q, kv_cache, indices, *, family, sm_scale, kv_cache_format=word("fp8"), topk_length=None,
                     attn_sink=None, extra_kv_cache=None, extra_indices=None, extra_topk_length=None,
-                    extra_kv_fp4=false, out=None, lse=None, return_lse=false, lse_base="2",
-                    compute_precision="auto", batch_invariant=false, kv_global_scale=1.0, workspace=None,
-                    stream=None))]
+                    extra_kv_fp4=Argument::Right(false), out=None, lse=None, return_lse=Argument::Right(false),
+                    lse_base=word("2"), compute_precision=word("auto"), batch_invariant=Argument::Right(false),
+                    kv_global_scale=Argument::Right(1.0), workspace=None, stream=None),
+       text_signature = "(q, kv_cache, indices, *, family, sm_scale, kv_cache_format='fp8', topk_length=None, \
+                         attn_sink=None, extra_kv_cache=None, extra_indices=None, extra_topk_length=None, \
+                         extra_kv_fp4=False, out=None, lse=None, return_lse=False, lse_base='2', \
+                         compute_precision='auto', batch_invariant=False, kv_global_scale=1.0, workspace=None, \
+                         stream=None)")]
 #[expect(clippy::too_many_arguments, reason = "the documented signature")]
 pub(super) fn decode<'py>(
     q: &Bound<'py, PyAny>,
     kv_cache: &Bound<'py, PyAny>,
     indices: &Bound<'py, PyAny>,
-    family: &str,
-    sm_scale: f64,
-    kv_cache_format: &str,
+    family: Argument<String>,
+    sm_scale: Argument<f64>,
+    kv_cache_format: Argument<String>,
     topk_length: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
     extra_kv_cache: Option<&Bound<'py, PyAny>>,
     extra_indices: Option<&Bound<'py, PyAny>>,
     extra_topk_length: Option<&Bound<'py, PyAny>>,
-    extra_kv_fp4: bool,
+    extra_kv_fp4: Argument<bool>,
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
-    return_lse: bool,
-    lse_base: &str,
-    compute_precision: &str,
-    batch_invariant: bool,
-    kv_global_scale: f64,
+    return_lse: Argument<bool>,
+    lse_base: Argument<String>,
+    compute_precision: Argument<String>,
+    batch_invariant: Argument<bool>,
+    kv_global_scale: Argument<f64>,
     workspace: Option<&Bound<'py, PyAny>>,
     stream: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     // A row's result never depends on other rows here, so the flag has nothing to switch.
-    let _ = batch_invariant;
+    batch_invariant.named("batch_invariant")?;
+    let return_lse = return_lse.named("return_lse")?;
+    let sm_scale = sm_scale.finite_f32("sm_scale")?;
+    let kv_global_scale = kv_global_scale.finite_f32("kv_global_scale")?;
     refuse_gpu_argument("workspace", workspace)?;
     refuse_gpu_argument("stream", stream)?;
-    let lse_base: LseBase = lse_base.parse()?;
+    let lse_base: LseBase = lse_base.named("lse_base")?.parse()?;
 
     let q = Queries::new(q)?;
     let main = Candidates::new(["kv_cache", "indices", "topk_length"], Some(kv_cache), Some(indices), topk_length, &q)?;
@@ -59,15 +68,17 @@ pub(super) fn decode<'py>(
         extra_topk_length,
         &q,
     )?;
-    let Some(main) = main else { return Err(Error::value("kv_cache", "given", "None").into()) };
+    let Some(main) = main else {
+        return Err(Error::value("kv_cache", "given", "None").into());
+    };
 
     let mut request = DecodeRequest {
-        kv_cache_format: kv_cache_format.parse()?,
+        kv_cache_format: KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?,
         num_tokens: q.num_tokens() as i64,
         extra_topk: extra.as_ref().map_or(0, |extra| extra.width() as i64),
-        extra_kv_fp4,
-        compute_precision: compute_precision.parse()?,
-        ..DecodeRequest::new(family.parse()?, q.num_heads() as i64, main.width() as i64)
+        extra_kv_fp4: extra_kv_fp4.named("extra_kv_fp4")?,
+        compute_precision: compute_precision.named("compute_precision")?.parse()?,
+        ..DecodeRequest::new(family.named("family")?.parse()?, q.num_heads() as i64, main.width() as i64)
     };
     let spec = FamilySpec::find_primary(request.family, request.kv_cache_format)?;
     let (pages, geometry) = main.cache.cache_geometry(spec)?;
@@ -93,9 +104,9 @@ pub(super) fn decode<'py>(
         compute_precision: request.compute_precision,
         ..DecodeInputs::new(
             q.flat.view::<bf16, 3>()?,
-            CacheView::new(spec, geometry, pages, main.cache.bytes(), kv_global_scale as f32)?,
+            CacheView::new(spec, geometry, pages, main.cache.bytes(), kv_global_scale)?,
             main.slots()?,
-            sm_scale as f32,
+            sm_scale,
         )
     };
     if let Some((extra, spec, pages, geometry)) = extra_parts {
@@ -235,7 +246,9 @@ impl<'py> Candidates<'py> {
         let (cache, indices) = match (cache, indices, lengths) {
             (Some(cache), Some(indices), _) => (cache, indices),
             (None, None, None) => return Ok(None),
-            (None, _, _) => return Err(missing(names[0], if indices.is_some() { names[1] } else { names[2] })),
+            (None, _, _) => {
+                return Err(missing(names[0], if indices.is_some() { names[1] } else { names[2] }));
+            }
             (_, None, _) => return Err(missing(names[1], names[0])),
         };
         let cache = Array::new(names[0], cache, &[DType::U8])?;
@@ -273,8 +286,12 @@ fn per_token<'py>(array: Array<'py>, q: &Queries<'_>, rows: bool) -> PyResult<Ar
     let leading = array.shape.len().checked_sub(kept).map_or(&[][..], |count| &array.shape[..count]);
     let fits = leading == [tokens] || leading == q.leading() || (rows && leading == [tokens, 1]);
     if !fits {
-        let last = if rows { ", K" } else { "" };
-        let accepted = format!("of shape [{tokens}{last}] or {:?} plus that, like `q`", q.leading());
+        let accepted = match (q.leading(), rows) {
+            ([_], true) => format!("of shape [{tokens}, K] or [{tokens}, 1, K], like `q`"),
+            ([_], false) => format!("of shape [{tokens}], like `q`"),
+            (leading, true) => format!("of shape [{tokens}, K] or {leading:?} followed by K, like `q`"),
+            (leading, false) => format!("of shape [{tokens}] or {leading:?}, like `q`"),
+        };
         return Err(Error::value(array.name, accepted, format!("{:?}", array.shape)).into());
     }
     if rows {
@@ -285,15 +302,16 @@ fn per_token<'py>(array: Array<'py>, q: &Queries<'_>, rows: bool) -> PyResult<Ar
 
 /// Joins two partial attention results over disjoint candidates.
 #[pyfunction]
-#[pyo3(signature = (out_a, lse_a, out_b, lse_b, *, lse_base="2"))]
+#[pyo3(signature = (out_a, lse_a, out_b, lse_b, *, lse_base=word("2")),
+       text_signature = "(out_a, lse_a, out_b, lse_b, *, lse_base='2')")]
 pub(super) fn merge_states<'py>(
     out_a: &Bound<'py, PyAny>,
     lse_a: &Bound<'py, PyAny>,
     out_b: &Bound<'py, PyAny>,
     lse_b: &Bound<'py, PyAny>,
-    lse_base: &str,
+    lse_base: Argument<String>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-    let lse_base: LseBase = lse_base.parse()?;
+    let lse_base: LseBase = lse_base.named("lse_base")?.parse()?;
     let out_a = Array::new("out_a", out_a, OUT_TYPES)?;
     let out_b = Array::new("out_b", out_b, &[out_a.dtype])?;
     let lse_a = Array::new("lse_a", lse_a, &[DType::F32])?;

@@ -4,10 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 
 use num_bigint::{BigInt, Sign};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-
-use crate::Error;
 
 /// A Python int: anything with `__index__`, numpy's included.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -16,16 +13,6 @@ pub(super) enum Int {
     Small(i64),
     /// Does not.
     Large(BigInt),
-}
-
-impl Int {
-    /// The value as 64 bits, or a refusal that names the argument.
-    pub fn to_i64(&self, argument: &str) -> Result<i64, Error> {
-        match self {
-            Self::Small(value) => Ok(*value),
-            Self::Large(value) => Err(Error::value(argument, "an integer of at most 64 bits", value)),
-        }
-    }
 }
 
 impl From<i64> for Int {
@@ -37,7 +24,9 @@ impl From<i64> for Int {
 impl Ord for Int {
     fn cmp(&self, other: &Self) -> Ordering {
         // A large value lies beyond every small one, on the side of its sign.
-        let side = |value: &BigInt| if value.sign() == Sign::Minus { Ordering::Less } else { Ordering::Greater };
+        let side = |value: &BigInt| {
+            if value.sign() == Sign::Minus { Ordering::Less } else { Ordering::Greater }
+        };
         match (self, other) {
             (Self::Small(a), Self::Small(b)) => a.cmp(b),
             (Self::Large(a), Self::Large(b)) => a.cmp(b),
@@ -59,20 +48,6 @@ impl fmt::Display for Int {
             Self::Small(value) => value.fmt(f),
             Self::Large(value) => value.fmt(f),
         }
-    }
-}
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Int {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(value) = object.extract::<i64>() {
-            return Ok(Self::Small(value));
-        }
-        object.extract::<BigInt>().map(Self::Large).map_err(|_| {
-            let kind = object.get_type().name().map_or_else(|_| "another type".into(), |name| name.to_string());
-            PyTypeError::new_err(format!("must be an int, got {kind}"))
-        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The extension module `sparse_mla._core`: extract, call the core, convert. No policy lives here.
 
+mod argument;
 mod array;
 mod caches;
 mod config;

@@ -3,9 +3,10 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::argument::Argument;
 use super::config::fields_of_config;
 use crate::family::registry_lines;
-use crate::{FAMILY_TABLE, FamilySpec, Placement};
+use crate::{FAMILY_TABLE, FamilySpec, KvCacheFormat, Placement};
 
 /// The family table: one dict per (family, kv_cache_format) record, in table order.
 #[pyfunction]
@@ -37,14 +38,14 @@ fn line<'py>(py: Python<'py>, spec: &FamilySpec) -> PyResult<Bound<'py, PyDict>>
     Ok(facts)
 }
 
+/// Family, family whose object it shares, constructor arguments.
+type RegistryEntry<'py> = (&'static str, Option<&'static str>, Bound<'py, PyDict>);
+
 /// (family, family whose object it shares or None, constructor arguments), in table order.
 #[pyfunction]
 #[pyo3(name = "_registry")]
-pub(super) fn registry<'py>(
-    py: Python<'py>,
-    kv_cache_format: &str,
-) -> PyResult<Vec<(&'static str, Option<&'static str>, Bound<'py, PyDict>)>> {
-    registry_lines(kv_cache_format.parse()?)?
+pub(super) fn registry<'py>(py: Python<'py>, kv_cache_format: Argument<String>) -> PyResult<Vec<RegistryEntry<'py>>> {
+    registry_lines(KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?)
         .map(|spec| {
             let shared = spec.registry.flatten().map(|family| family.as_str());
             Ok((spec.family.as_str(), shared, fields_of_config(py, &spec.config())?))
@@ -57,6 +58,7 @@ pub(super) fn registry<'py>(
 pub(super) fn show_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let facts = PyDict::new(py);
     facts.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    facts.set_item("build_id", crate::BUILD_ID)?;
     facts.set_item("num_threads", crate::num_threads())?;
     facts.set_item("cuda_driver", cuda_driver(py)?)?;
     facts.set_item("gpu_kernels", false)?;

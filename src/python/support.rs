@@ -4,10 +4,11 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyTuple, PyType};
 
+use super::argument::{Argument, int, type_name, word};
 use super::int::Int;
-use crate::{DecodeRequest, DecodeSupport, Geometry};
+use crate::{DecodeRequest, DecodeSupport, Error, Geometry, KvCacheFormat};
 
 /// Answer of `explain_decode`; truthy if and only if `supported`.
 #[pyclass(frozen, eq, name = "DecodeSupport", module = "sparse_mla")]
@@ -19,6 +20,17 @@ impl PyDecodeSupport {
     #[classattr]
     fn __match_args__() -> (&'static str, &'static str, &'static str) {
         ("supported", "reasons", "kernel")
+    }
+
+    /// The answer with given reasons; supported if and only if there is a kernel.
+    #[new]
+    fn new(reasons: Vec<String>, kernel: Option<String>) -> Self {
+        Self(DecodeSupport { reasons, kernel })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (Vec<String>, Option<String>)) {
+        let DecodeSupport { reasons, kernel } = &slf.get().0;
+        (slf.get_type(), (reasons.clone(), kernel.clone()))
     }
 
     /// Whether `decode` serves the shape.
@@ -58,38 +70,39 @@ impl PyDecodeSupport {
 
 /// Whether `decode` serves a shape, and if not, every reason why. Needs no GPU.
 #[pyfunction]
-#[pyo3(signature = (family, *, num_heads, topk, num_tokens=Int::Small(1), page_block_size=None, page_stride=None,
-                    row_stride=None, extra_topk=Int::Small(0), extra_page_block_size=None, extra_page_stride=None,
-                    kv_cache_format="fp8", compute_precision="auto", compute_capability=None, extra_row_stride=None,
-                    extra_kv_fp4=false),
+#[pyo3(signature = (family, *, num_heads, topk, num_tokens=int(1), page_block_size=None, page_stride=None,
+                    row_stride=None, extra_topk=int(0), extra_page_block_size=None, extra_page_stride=None,
+                    kv_cache_format=word("fp8"), compute_precision=word("auto"), compute_capability=None,
+                    extra_row_stride=None, extra_kv_fp4=Argument::Right(false)),
        text_signature = "(family, *, num_heads, topk, num_tokens=1, page_block_size=None, page_stride=None, \
                          row_stride=None, extra_topk=0, extra_page_block_size=None, extra_page_stride=None, \
                          kv_cache_format='fp8', compute_precision='auto', compute_capability=None, \
                          extra_row_stride=None, extra_kv_fp4=False)")]
 #[expect(clippy::too_many_arguments, reason = "the documented signature")]
 pub(super) fn explain_decode(
-    family: &str,
-    num_heads: Int,
-    topk: Int,
-    num_tokens: Int,
-    page_block_size: Option<Int>,
-    page_stride: Option<Int>,
-    row_stride: Option<Int>,
-    extra_topk: Int,
-    extra_page_block_size: Option<Int>,
-    extra_page_stride: Option<Int>,
-    kv_cache_format: &str,
-    compute_precision: &str,
-    compute_capability: Option<(Int, Int)>,
-    extra_row_stride: Option<Int>,
-    extra_kv_fp4: bool,
+    family: Argument<String>,
+    num_heads: Argument<Int>,
+    topk: Argument<Int>,
+    num_tokens: Argument<Int>,
+    page_block_size: Option<Argument<Int>>,
+    page_stride: Option<Argument<Int>>,
+    row_stride: Option<Argument<Int>>,
+    extra_topk: Argument<Int>,
+    extra_page_block_size: Option<Argument<Int>>,
+    extra_page_stride: Option<Argument<Int>>,
+    kv_cache_format: Argument<String>,
+    compute_precision: Argument<String>,
+    compute_capability: Option<&Bound<'_, PyAny>>,
+    extra_row_stride: Option<Argument<Int>>,
+    extra_kv_fp4: Argument<bool>,
 ) -> PyResult<PyDecodeSupport> {
     let extra = geometry(
         ["extra_page_block_size", "extra_page_stride", "extra_row_stride"],
         [extra_page_block_size, extra_page_stride, extra_row_stride],
     )?;
+    let family = family.named("family")?.parse()?;
     let request = DecodeRequest {
-        kv_cache_format: kv_cache_format.parse()?,
+        kv_cache_format: KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?,
         num_tokens: num_tokens.to_i64("num_tokens")?,
         geometry: geometry(
             ["page_block_size", "page_stride", "row_stride"],
@@ -97,22 +110,25 @@ pub(super) fn explain_decode(
         )?,
         extra_topk: extra_topk.to_i64("extra_topk")?,
         extra_geometry: (extra != Geometry::default()).then_some(extra),
-        extra_kv_fp4,
-        compute_precision: compute_precision.parse()?,
-        compute_capability: compute_capability
-            .map(|(major, minor)| {
-                Ok::<_, PyErr>((major.to_i64("compute_capability")?, minor.to_i64("compute_capability")?))
-            })
-            .transpose()?,
-        ..DecodeRequest::new(family.parse()?, num_heads.to_i64("num_heads")?, topk.to_i64("topk")?)
+        extra_kv_fp4: extra_kv_fp4.named("extra_kv_fp4")?,
+        compute_precision: compute_precision.named("compute_precision")?.parse()?,
+        compute_capability: compute_capability.map(capability).transpose()?,
+        ..DecodeRequest::new(family, num_heads.to_i64("num_heads")?, topk.to_i64("topk")?)
     };
     Ok(PyDecodeSupport(crate::explain_decode(&request)))
 }
 
+fn capability(value: &Bound<'_, PyAny>) -> PyResult<(i64, i64)> {
+    const NAME: &str = "compute_capability";
+    let (major, minor): (Argument<Int>, Argument<Int>) =
+        value.extract().map_err(|_| Error::wrong_type(NAME, "a tuple (major, minor)", type_name(value)))?;
+    Ok((major.to_i64(NAME)?, minor.to_i64(NAME)?))
+}
+
 /// Page size, page stride and row stride, under the names their refusals use.
-pub(super) fn geometry(names: [&str; 3], values: [Option<Int>; 3]) -> PyResult<Geometry> {
+pub(super) fn geometry(names: [&str; 3], values: [Option<Argument<Int>>; 3]) -> PyResult<Geometry> {
     let [page_block_size, page_stride, row_stride] = values;
-    let narrow = |name, value: Option<Int>| value.map(|value| value.to_i64(name)).transpose();
+    let narrow = |name, value: Option<Argument<Int>>| value.map(|value| value.to_i64(name)).transpose();
     Ok(Geometry {
         page_block_size: narrow(names[0], page_block_size)?,
         page_stride: narrow(names[1], page_stride)?,

@@ -138,3 +138,9 @@ def strided_cache(
     size = max(pages - 1, 0) * page_stride + max(page - 1, 0) * row_stride + width
     strides = (page_stride, row_stride, 1)
     return np.ndarray((pages, page, width), np.uint8, aligned_bytes(size, offset), strides=strides)
+
+
+def span(cache: np.ndarray) -> np.ndarray:
+    """Every byte from the first to the last of a byte view, gaps included."""
+    size = 1 + sum((count - 1) * stride for count, stride in zip(cache.shape, cache.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(cache, (size,), (1,))

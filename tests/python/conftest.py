@@ -1,6 +1,9 @@
 """Fixtures shared by the Python tests."""
 
+import os
 import zlib
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the oracle's products are small: more threads only spin
 
 import numpy as np
 import pytest

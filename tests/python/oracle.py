@@ -4,6 +4,7 @@ Nothing here comes from the package under test: family facts, byte layouts, quan
 written down a second time, so that an agreement between the two says something.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass, replace
 
@@ -325,6 +326,13 @@ class Source:
         row = row[: min(end, window)]
         return row[(row >= 0) & (row < self.cache.slots)]
 
+    def keys(self, tokens):
+        """float64 rows of the present candidates of each token."""
+        present = [self.present(t) for t in range(tokens)]
+        named, inverse = np.unique(np.concatenate(present), return_inverse=True)
+        table = self.cache.rows(named)
+        return [table[part] for part in np.split(inverse, np.cumsum([len(p) for p in present])[:-1])]
+
 
 def attend(q, sources, sm_scale, *, sink=None, base="2"):
     """float64 out [T, H, d_v] and lse [T, H] of queries [T, H, d_qk] over one joint softmax of all sources."""
@@ -333,8 +341,10 @@ def attend(q, sources, sm_scale, *, sink=None, base="2"):
     d_v = sources[0].cache.rec.d_v
     out, lse = np.zeros((tokens, heads, d_v)), np.full((tokens, heads), -np.inf)
     sink_nat = np.full(heads, -np.inf) if sink is None else np.asarray(sink).astype(np.float64)
-    for t in range(tokens):
-        keys = np.concatenate([s.cache.rows(s.present(t)) for s in sources])
+    if not tokens:
+        return out, lse
+    for t, parts in enumerate(zip(*(s.keys(tokens) for s in sources), strict=True)):
+        keys = np.concatenate(parts) if len(parts) > 1 else parts[0]
         scores = sm_scale * (q[t] @ keys.T)
         top = np.maximum(scores.max(1, initial=-np.inf), sink_nat)
         shift = np.where(np.isfinite(top), top, 0)
@@ -467,10 +477,18 @@ def queries(rng, tokens, heads, cache, spread=1.0):
     return q.astype(BF16), spread / np.sqrt(cache.rec.d_qk)
 
 
+@functools.cache
+def pool(rec):
+    """Quantised parts of 2,560 realistic tokens, made once."""
+    return quantise(rec, latents(np.random.default_rng(ALL.index(rec)), 2560, rec))
+
+
 def filled(rng, rec, slots, page=64, **layout):
-    """A packed cache of at least `slots` tokens of realistic latents."""
-    pages = -(-slots // page)
-    return pack(rec, latents(rng, pages * page, rec), page, **layout)
+    """A packed cache of at least `slots` tokens of realistic latents, a random choice from the pool."""
+    made = empty(rec, -(-slots // page), page, **layout)
+    pick = rng.choice(2560, made.slots, replace=made.slots > 2560)
+    made.layout.write(made.raw, np.arange(made.slots), [part[pick] for part in pool(rec)])
+    return made
 
 
 def problem(

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import sparse_mla
-from brute import FAMILIES, RECORDS, aligned_bytes, random_bits, strided_cache
+from brute import FAMILIES, RECORDS, aligned_bytes, random_bits, span, strided_cache
 
 T, H, K, E, PAGE, PAGES, DIM = 4, 3, 6, 5, 8, 3, 512
 FAR = 10**30
@@ -334,12 +334,13 @@ def arguments_sizes(name, argument):
     return good(name)[argument].shape
 
 
-@pytest.mark.parametrize("key", RECORDS, ids="-".join)
-@pytest.mark.parametrize("delta", [-16, -1, 16])
+# Inline rows may be wider than the record.
+WIDTHS = [(key, delta) for key in RECORDS for delta in (-16, -1, 16) if delta < 0 or not RECORDS[key].inline]
+
+
+@pytest.mark.parametrize(("key", "delta"), WIDTHS, ids=lambda value: str(value))
 def test_record_width_of_every_family(key, delta):
     record = RECORDS[key]
-    if record.inline and delta > 0:
-        pytest.skip("inline rows may be wider than the record")
     cache = aligned_bytes(2 * 16 * (record.size + delta)).reshape(2, 16, -1)
     arguments = {"cache": cache, "family": key[0], "kv_cache_format": key[1]}
     refuse("unpack_kv_cache", arguments, word("cache"), rf"\b{record.size + delta}\b", rf"\b{record.size}\b")
@@ -407,6 +408,7 @@ BAD_STRIDES = {
     "inline row stride too small": ("dsv4_1_inline", "row_stride", {"row_stride": 512}, r"\b528\b"),
     "inline page stride off 16": ("dsv4_1_inline", "page_stride", {"page_stride": 528 * PAGE + 8}, r"\b16\b"),
     "inline page stride too small": ("dsv4_1_inline", "page_stride", {"page_stride": 528 * PAGE - 528}, r"\b4224\b"),
+    "inline rows on top of each other": ("dsv4_1_inline", "row_stride", {"row_stride": 0}, r"\b528\b"),
     "inline page stride below padded rows": (
         *("dsv4_1_inline", "page_stride"),
         *({"row_stride": 656, "page_stride": 528 * PAGE}, rf"\b{656 * PAGE}\b"),
@@ -420,6 +422,8 @@ def test_cache_strides(name, argument, kind):
     family, field, strides, accepted = BAD_STRIDES[kind]
     cache = strided_cache(RECORDS[family, "fp8"], PAGES, PAGE, **strides)
     arguments = change(name, argument, cache, family=family)
+    if name == "append_kv_cache":
+        accepted += "|overlap"
     refuse(name, arguments, layout_words(argument, field), rf"\b{strides[field]}\b", accepted)
 
 
@@ -428,6 +432,14 @@ def test_negative_page_stride(name, argument):
     arguments = good(name)
     arguments[argument] = arguments[argument][::-1]
     refuse(name, arguments, layout_words(argument, "page_stride"), r"-\d+")
+
+
+@each_cache
+def test_page_stride_of_a_flat_cache(name, argument):
+    size = 584 * PAGE
+    cache = np.ndarray((PAGES, size), np.uint8, aligned_bytes(PAGES * (size + 8)), strides=(size + 8, 1))
+    words = (layout_words(argument, "page_stride"), rf"\b{size + 8}\b", r"\b16\b")
+    refuse(name, change(name, argument, cache), *words)
 
 
 @each_cache
@@ -475,6 +487,15 @@ def test_strides_of_axes_of_one_element_do_not_matter():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("argument", ["indices", "extra_indices"])
+def test_row_stride_of_indices_is_free(argument):
+    one = good("dual")[argument][:1]
+    expected = call("dual", change("dual", argument, np.repeat(one, T, axis=0)))
+    for free in (np.broadcast_to(one, (T, one.size)), np.repeat(one, 2 * T, axis=0)[::2]):
+        ours = call("dual", change("dual", argument, free))
+        assert [array.tobytes() for array in ours] == [array.tobytes() for array in expected]
+
+
 # Outputs
 
 
@@ -514,7 +535,7 @@ def out_touches_the_end_of_q(a):
 def out_in_cache(argument):
     def overlap(a):
         a[argument] = strided_cache(RECORDS["dsv4", "fp8"], PAGES, PAGE)
-        a["out"] = view(a[argument].base, (T, H, DIM), np.uint16)
+        a["out"] = view(span(a[argument]), (T, H, DIM), np.uint16)
         return "out", argument
 
     overlap.__name__ = f"out_in_{argument}"
@@ -535,7 +556,8 @@ def lse_on(argument):
 
 
 def lse_in_out(a):
-    a["lse"] = view(a["out"].base, (T, H), np.float32, 64)
+    memory = aligned_bytes(T * H * DIM * 2, fill=0xA5)
+    a["out"], a["lse"] = view(memory, (T, H, DIM), np.uint16), view(memory, (T, H), np.float32, 64)
     return "lse", "out"
 
 
@@ -577,7 +599,7 @@ def test_append_into_its_own_input(argument):
     arguments = good("append_kv_cache")
     old = arguments[argument]
     arguments["cache"] = strided_cache(RECORDS["dsv4", "fp8"], PAGES, PAGE)
-    arguments[argument] = view(arguments["cache"].base, old.shape, old.dtype, 64)
+    arguments[argument] = view(span(arguments["cache"]), old.shape, old.dtype, 64)
     arguments[argument][...] = old
     refuse("append_kv_cache", arguments, word("cache"), word(argument), "overlap|alias|share")
 
@@ -695,9 +717,16 @@ def test_sm_scale_must_be_finite(value):
     refuse("decode", change("decode", "sm_scale", value), word("sm_scale"), "nan|inf", "finite", kinds=ValueError)
 
 
+def test_sm_scale_must_be_finite_in_float32():
+    refuse(
+        "decode", change("decode", "sm_scale", 1e300), word("sm_scale"), "finite", r"1e\+?300|10{300}", kinds=ValueError
+    )
+
+
 @pytest.mark.parametrize("value", ["0.1", None, [0.1], 1j], ids=repr)
-def test_sm_scale_must_be_a_number(value):
-    refuse("decode", change("decode", "sm_scale", value), word("sm_scale"), kinds=TypeError)
+@pytest.mark.parametrize("argument", ["sm_scale", "kv_global_scale"])
+def test_scales_must_be_numbers(argument, value):
+    refuse("decode", change("decode", argument, value), word(argument), kinds=TypeError)
 
 
 def test_sm_scale_is_required():

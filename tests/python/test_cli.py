@@ -97,6 +97,13 @@ def test_explain_refused(words, form):
         assert reason in done.stdout + done.stderr
 
 
+def test_explain_a_gpu():
+    done = explain(*["dsv4", "--num-heads", "8", "--topk", "128", "--compute-capability", "8.9"])
+    assert done.returncode == 1
+    (reason,) = sparse_mla.explain_decode("dsv4", num_heads=8, topk=128, compute_capability=(8, 9)).reasons
+    assert reason in done.stdout + done.stderr
+
+
 USAGE = {
     "": (),
     "nothing": ("families", "explain", "show-config", "demo"),

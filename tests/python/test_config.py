@@ -452,7 +452,7 @@ CONFIGS = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(CONFIGS, WIDE, WIDE, WIDE, st.none() | WIDE)
 def test_queries_agree_with_the_brute_force_class(values, heads, topk, tokens, page):
     ours, plain = Config(*values), BruteConfig(*values)
@@ -464,7 +464,7 @@ def test_queries_agree_with_the_brute_force_class(values, heads, topk, tokens, p
     assert answer is plain.supports_decode(heads, topk, num_tokens=tokens, page_block_size=page)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(CONFIGS, CONFIGS)
 def test_equality_agrees_with_the_brute_force_class(left, right):
     assert (Config(*left) == Config(*right)) is (BruteConfig(*left) == BruteConfig(*right))

@@ -38,7 +38,7 @@ def verify_f32(backend, p, tol=None):
 
 
 def scattered(rng, indices, slots, keep):
-    """Copies of `indices` [T, keep] spread over rows twice as wide, the other positions absent in every possible way."""
+    """`indices` [T, keep] spread over rows twice as wide, the other positions absent in every possible way."""
     tokens, width = len(indices), 2 * keep
     kinds = np.concatenate([ABSENT, [slots, slots + 1, 2**30, 2**31 - 1]])
     wide = rng.choice(kinds, (tokens, width)).astype(np.int32)
@@ -140,6 +140,7 @@ def test_result_form_follows_q(rng):
 def test_any_number_of_tokens(backend, rng, rec):
     """No cliff at 64: a row's bits are the same at T = 1, 63, 64, 65 and 130."""
     p = oracle.problem(rng, rec, 130, 2, 9, slots=600)
+    p.indices[:, 9:] = -1
     out, lse = verify(backend, p, batch_invariant=True)
     for tokens in (1, 63, 64, 65):
         few = backend.run(p.tokens(slice(tokens)), batch_invariant=True)
@@ -315,7 +316,8 @@ def test_sinks(backend, rng, rec, base):
         check(out[:, head], ref[:, head])
     plain, plain_lse = backend.run(p, lse_base=base)
     assert bits(out[:, 0], lse[:, 0]) == bits(plain[:, 0], plain_lse[:, 0])  # -inf is no sink
-    gate = 1 / (1 + np.exp(SINKS - p.reference("e")[1]))
+    with np.errstate(over="ignore"):
+        gate = 1 / (1 + np.exp(SINKS - p.reference("e")[1]))
     check(out, p.reference()[0] * gate[..., None])
 
 
@@ -516,7 +518,7 @@ def test_groups_of_very_different_size(backend, rng, rec):
     q = rng.standard_normal((2, 4, rec.d_qk)).astype(np.float32)
     q[..., : rec.dims] *= np.ldexp(np.float32(1), -exponents).repeat(rec.group)
     p = aimed(rng, cache, q, 100, 8, 2, 4)
-    out, lse = verify(backend, p)
+    out, _ = verify(backend, p)
     f32, _ = backend.run(p, out=backend.array(np.zeros((2, 4, rec.d_v), np.float32)))
     ref = p.reference()[0]
     for start in range(0, rec.d_v, rec.group):
@@ -536,13 +538,14 @@ def test_rows_and_groups_of_random_size(backend, rng, rec):
 @pytest.mark.parametrize("sign", [1, -1])
 @each_record
 def test_huge_logits(backend, rng, rec, sign):
-    """Logits about 1e15, the best far ahead: its value row comes out, the LSE is its logit, nothing overflows."""
-    cache = with_scales(rng, rec, 0)
-    p = aimed(rng, cache, rng.standard_normal((3, 2, rec.d_qk)), 60, 1e15 * sign, 3, 2)
-    p.indices[:, 60:] = -1
-    scores = p.sm_scale * np.einsum("thd,tkd->thk", p.q.astype(np.float64), [cache.rows(i[:60]) for i in p.indices])
-    best, second = np.sort(scores)[..., :-3:-1].transpose(2, 0, 1)
-    assert (best - second > 1e9).all()
+    """All logits about +-1e15, the best far ahead: its value row comes out, nothing overflows or turns NaN."""
+    direction = rng.standard_normal(rec.d_qk).astype(np.float32)
+    cache = oracle.pack(rec, sign * direction * 1.25 ** rng.permutation(12)[:, None].astype(np.float32), 4)
+    p = aimed(rng, cache, np.tile(direction, (3, 2, 1)), 12, 1e15, 3, 2)
+    p.indices[:] = np.pad(np.arange(12), (0, p.indices.shape[1] - 12), constant_values=-1)
+    scores = p.sm_scale * (p.q[0, 0].astype(np.float64) @ cache.rows(np.arange(12)).T)
+    assert (np.sign(scores) == sign).all()
+    assert np.diff(np.sort(scores)[-2:]) > 1e12
     ref, ref_lse = p.reference()
     out, lse = backend.run(p)
     check(out, ref)
@@ -559,11 +562,11 @@ def test_logits_of_hundreds(backend, rng, rec):
 
 
 def tail_problem(rec, logits, values):
-    """Queries that see `logits` through the last lane; V is `values` in all other lanes."""
+    """Queries that see `logits` through the last lane; V is 6 * `values` in all other lanes, exact in every format."""
     n = len(logits)
     cache = oracle.empty(rec, -(-n // 64))
     x = np.zeros((n, rec.d_qk), np.float32)
-    x[:, : rec.d_v] = np.asarray(values)[:, None]
+    x[:, : rec.d_v] = 6 * np.asarray(values)[:, None]
     x[:, -1] = logits
     cache.store(np.arange(n), x)
     q = np.zeros((1, 2, rec.d_qk), BF16)
@@ -571,19 +574,19 @@ def tail_problem(rec, logits, values):
     return oracle.Problem(cache, q, np.arange(n, dtype=np.int32)[None], 1.0)
 
 
-@pytest.mark.parametrize("tail", [-4.0, -7.0, -12.0, -16.0])
-@pytest.mark.parametrize("where", [0, 1000, 2047])
+@pytest.mark.parametrize("tail", [-4.0, -7.0, -12.0])
+@pytest.mark.parametrize("where", [0, 1500])
 @pytest.mark.parametrize("rec", [r for r in oracle.READABLE if r.rope and r.family != "dots3_swa"], ids=oracle.ids)
 def test_long_flat_tails(backend, rec, tail, where):
     """One logit 0 among 2,047 equal small ones: the tail's share of V is neither lost nor inflated."""
     logits, values = np.full(2048, tail), np.ones(2048)
     logits[where] = 0
     out, _ = verify(backend, tail_problem(rec, logits, values))
-    np.testing.assert_allclose(out[..., :448].astype(np.float64), 1, rtol=2**-8)
+    np.testing.assert_allclose(out[..., :448].astype(np.float64), 6, rtol=2**-8)
     values[where] = 0
     share = 2047 * np.exp(tail) / (1 + 2047 * np.exp(tail))
     out, _ = verify(backend, tail_problem(rec, logits, values))
-    np.testing.assert_allclose(out[..., :448].astype(np.float64), share, rtol=2**-7)
+    np.testing.assert_allclose(out[..., :448].astype(np.float64), 6 * share, rtol=2**-7)
 
 
 @each_record

@@ -11,6 +11,7 @@ import pytest
 BARE = {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "LD_LIBRARY_PATH": ""}
 CALL = """
 import numpy as np
+import numpy.random
 def bits(seed, *shape):
     values = np.random.default_rng(seed).standard_normal(shape, np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
