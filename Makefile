@@ -2,25 +2,61 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+RUST_SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rust test-python lint bench wheel clean develop
+.PHONY: help demo test test-rust test-python lint bench wheel develop fuzz clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
+demo: $(VENV)/.built ## what is supported, every cache format packed and decoded, errors and a plot in demo-output/
+	$(BIN)/sparse-mla demo --output demo-output
+
+test: test-rust test-python ## all tests
+
+test-rust: ## Rust tests without and with features, documentation, package
+	cargo test --quiet
+	cargo test --quiet --all-features
+	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features
+	cargo package --quiet --allow-dirty
+
+test-python: $(VENV)/.built ## Python tests
+	$(BIN)/pytest -q
+
+lint: $(VENV)/.built ## formats, lints and types of both languages
+	cargo fmt --check
+	cargo clippy --quiet --all-features --all-targets -- -D warnings
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy --no-error-summary python examples benches tools
+	$(BIN)/basedpyright --level error python examples benches
+	$(BIN)/python -m mypy.stubtest sparse_mla --ignore-missing-stub --mypy-config-file pyproject.toml
+
+bench: $(VENV)/.built ## CPU timings against numpy, results in benches/results/
+	$(BIN)/python benches/bench_cpu.py
+
+fuzz: ## arbitrary bytes, strides and indices; FUZZ_CASES sets how many
+	FUZZ_CASES=$${FUZZ_CASES:-20000} cargo test --quiet --test fuzz
+
+wheel: $(VENV)/.tools ## the release wheel in dist/
+	$(BIN)/maturin build --profile dist --out dist
+
+develop: $(VENV)/.built ## build the extension into .venv, editable
+
+clean: ## remove everything that was built
+	rm -rf target dist demo-output $(VENV)
+	find python -name '*.so' -delete
+
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.x"'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.tools: $(BIN)/python pyproject.toml
+$(VENV)/.tools: $(BIN)/python pyproject.toml tools/extras.py
 	$(PIP) install 'maturin>=1.16,<2' $$($(BIN)/python tools/extras.py demo test lint)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES)
-	VIRTUAL_ENV=$(abspath $(VENV)) PATH=$(abspath $(BIN)):$$PATH maturin develop --release --quiet
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release > $(VENV)/build.log 2>&1 || (cat $(VENV)/build.log; exit 1)
 	@touch $@
-
-develop: $(VENV)/.built ## build the extension into .venv, editable

@@ -101,5 +101,3 @@ def supported_sparse_mla_sm120_configs(*, kv_cache_format: str = "fp8") -> dict[
     for family, shared, fields in _core._registry(kv_cache_format):
         configs[family] = configs[shared] if shared else SparseMLASm120DecodeConfig(**fields)
     return configs
-
-

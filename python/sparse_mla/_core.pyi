@@ -1,11 +1,11 @@
 """Types of the compiled extension module. `sparse_mla` re-exports everything public."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
+from typing_extensions import disjoint_base
 
 __version__: str
 
@@ -15,6 +15,7 @@ class UnsupportedError(ValueError):
     The text is the reasons of `explain_decode` for the same request, joined by ``"; "``.
     """
 
+@disjoint_base
 class ConfigQueries:
     """The queries of `SparseMLASm120DecodeConfig`, answered in Rust from its fields."""
 

@@ -69,7 +69,7 @@ impl<T: Scalar> Argument<T> {
 
 impl Argument<f64> {
     /// The value as an FP32 number, finite there, or a refusal that names the argument.
-    pub fn finite_f32(self, name: &str) -> Result<f32, Error> {
+    pub fn named_finite_f32(self, name: &str) -> Result<f32, Error> {
         let value = self.named(name)?;
         let narrow = value as f32;
         if narrow.is_finite() { Ok(narrow) } else { Err(Error::value(name, "a finite FP32 number", value)) }
@@ -78,7 +78,7 @@ impl Argument<f64> {
 
 impl Argument<Int> {
     /// The value as 64 bits, or a refusal that names the argument.
-    pub fn to_i64(self, name: &str) -> Result<i64, Error> {
+    pub fn named_i64(self, name: &str) -> Result<i64, Error> {
         match self.named(name)? {
             Int::Small(value) => Ok(value),
             Int::Large(value) => Err(Error::value(name, "an integer of at most 64 bits", value)),

@@ -45,7 +45,7 @@ pub(super) fn pack_kv_cache<'py>(
     let layout = PageLayout::new(spec, geometry, "")?;
     let latent = latent_of(latent, spec, Some(&layout))?;
     let latent = &latent;
-    let scale = kv_global_scale.finite_f32("kv_global_scale")?;
+    let scale = kv_global_scale.named_finite_f32("kv_global_scale")?;
     with_latent_type!(latent, pack(latent, spec, geometry, &layout, scale))
 }
 
@@ -96,7 +96,7 @@ pub(super) fn append_kv_cache(
     cache.require_no_self_overlap()?;
     cache.require_apart_from(&latent)?;
     cache.require_apart_from(&slot_mapping)?;
-    let scale = kv_global_scale.finite_f32("kv_global_scale")?;
+    let scale = kv_global_scale.named_finite_f32("kv_global_scale")?;
     with_latent_type!(latent, append(&latent, &slots, cache, spec, scale))
 }
 
@@ -127,7 +127,7 @@ pub(super) fn unpack_kv_cache<'py>(
     let spec = spec_of(family, kv_cache_format)?;
     let cache = Array::new("cache", cache, &[DType::U8])?;
     let (pages, geometry) = cache.cache_geometry(spec)?;
-    let scale = kv_global_scale.finite_f32("kv_global_scale")?;
+    let scale = kv_global_scale.named_finite_f32("kv_global_scale")?;
     let cache = CacheView::new(spec, geometry, pages, cache.bytes(), scale)?;
     let out = PyArray2::<f32>::zeros(py, [cache.num_slots() as usize, spec.d_qk()], false);
     let mut values = out.readwrite();

@@ -57,10 +57,7 @@ impl ConfigQueries {
 
     /// Calibrated widths of the indices row, sorted; `()` when `num_heads` lies outside the head envelope.
     #[pyo3(signature = (num_heads=None))]
-    fn supported_topk<'py>(
-        slf: &Bound<'py, Self>,
-        num_heads: Option<Argument<Int>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
+    fn supported_topk<'py>(slf: &Bound<'py, Self>, num_heads: Option<Argument<Int>>) -> PyResult<Bound<'py, PyTuple>> {
         let num_heads = num_heads.map(|heads| heads.named("num_heads")).transpose()?;
         PyTuple::new(slf.py(), Self::config(slf)?.supported_topk(num_heads))
     }

@@ -53,8 +53,8 @@ pub(super) fn decode<'py>(
     // A row's result never depends on other rows here, so the flag has nothing to switch.
     batch_invariant.named("batch_invariant")?;
     let return_lse = return_lse.named("return_lse")?;
-    let sm_scale = sm_scale.finite_f32("sm_scale")?;
-    let kv_global_scale = kv_global_scale.finite_f32("kv_global_scale")?;
+    let sm_scale = sm_scale.named_finite_f32("sm_scale")?;
+    let kv_global_scale = kv_global_scale.named_finite_f32("kv_global_scale")?;
     refuse_gpu_argument("workspace", workspace)?;
     refuse_gpu_argument("stream", stream)?;
     let lse_base: LseBase = lse_base.named("lse_base")?.parse()?;

@@ -103,17 +103,17 @@ pub(super) fn explain_decode(
     let family = family.named("family")?.parse()?;
     let request = DecodeRequest {
         kv_cache_format: KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?,
-        num_tokens: num_tokens.to_i64("num_tokens")?,
+        num_tokens: num_tokens.named_i64("num_tokens")?,
         geometry: geometry(
             ["page_block_size", "page_stride", "row_stride"],
             [page_block_size, page_stride, row_stride],
         )?,
-        extra_topk: extra_topk.to_i64("extra_topk")?,
+        extra_topk: extra_topk.named_i64("extra_topk")?,
         extra_geometry: (extra != Geometry::default()).then_some(extra),
         extra_kv_fp4: extra_kv_fp4.named("extra_kv_fp4")?,
         compute_precision: compute_precision.named("compute_precision")?.parse()?,
         compute_capability: compute_capability.map(capability).transpose()?,
-        ..DecodeRequest::new(family, num_heads.to_i64("num_heads")?, topk.to_i64("topk")?)
+        ..DecodeRequest::new(family, num_heads.named_i64("num_heads")?, topk.named_i64("topk")?)
     };
     Ok(PyDecodeSupport(crate::explain_decode(&request)))
 }
@@ -122,13 +122,13 @@ fn capability(value: &Bound<'_, PyAny>) -> PyResult<(i64, i64)> {
     const NAME: &str = "compute_capability";
     let (major, minor): (Argument<Int>, Argument<Int>) =
         value.extract().map_err(|_| Error::wrong_type(NAME, "a tuple (major, minor)", type_name(value)))?;
-    Ok((major.to_i64(NAME)?, minor.to_i64(NAME)?))
+    Ok((major.named_i64(NAME)?, minor.named_i64(NAME)?))
 }
 
 /// Page size, page stride and row stride, under the names their refusals use.
 pub(super) fn geometry(names: [&str; 3], values: [Option<Argument<Int>>; 3]) -> PyResult<Geometry> {
     let [page_block_size, page_stride, row_stride] = values;
-    let narrow = |name, value: Option<Argument<Int>>| value.map(|value| value.to_i64(name)).transpose();
+    let narrow = |name, value: Option<Argument<Int>>| value.map(|value| value.named_i64(name)).transpose();
     Ok(Geometry {
         page_block_size: narrow(names[0], page_block_size)?,
         page_stride: narrow(names[1], page_stride)?,
