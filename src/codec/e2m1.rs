@@ -10,29 +10,44 @@ const NAN_SCALE: u8 = 0x7f;
 /// Smallest positive E4M3 value, 2^-9.
 const SMALLEST_SCALE: f32 = 1.0 / 512.0;
 
-/// Scale at least 2^-9; values are divided by it. Returns the scale's code.
-pub(super) fn quantise_floored(group: &[f32], codes: &mut [u8]) -> u8 {
-    quantise(group, codes, |amax| (amax / LARGEST).max(SMALLEST_SCALE), |x, scale| x / scale)
+/// Scale at least 2^-9; values are divided by it. Returns the scale's code; the group is left scaled.
+pub(super) fn quantise_floored(group: &mut [f32], codes: &mut [u8]) -> u8 {
+    quantise(
+        group,
+        codes,
+        |amax| (amax / LARGEST).max(SMALLEST_SCALE),
+        |group, scale| {
+            group.iter_mut().for_each(|x| *x /= scale);
+        },
+    )
 }
 
-/// Scale possibly zero; values are multiplied by its reciprocal, or by zero. Returns the scale's code.
-pub(super) fn quantise_nvfp4(group: &[f32], codes: &mut [u8]) -> u8 {
-    let reciprocal = |scale: f32| if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    quantise(group, codes, |amax| amax / LARGEST, |x, scale| x * reciprocal(scale))
+/// Scale possibly zero; values are multiplied by its reciprocal, or by zero. Returns the scale's code; the group is
+/// left scaled.
+pub(super) fn quantise_nvfp4(group: &mut [f32], codes: &mut [u8]) -> u8 {
+    quantise(
+        group,
+        codes,
+        |amax| amax / LARGEST,
+        |group, scale| {
+            let reciprocal = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+            group.iter_mut().for_each(|x| *x *= reciprocal);
+        },
+    )
 }
 
-fn quantise(group: &[f32], codes: &mut [u8], scale_of: impl Fn(f32) -> f32, scaled: impl Fn(f32, f32) -> f32) -> u8 {
+fn quantise(group: &mut [f32], codes: &mut [u8], scale_of: impl Fn(f32) -> f32, apply: impl Fn(&mut [f32], f32)) -> u8 {
     let Some(amax) = finite_amax(group) else {
         codes.fill(0);
         return NAN_SCALE;
     };
-    let scale_code = E4M3.code(scale_of(amax));
-    let scale = E4M3.value(scale_code);
+    let scale = E4M3.code(scale_of(amax));
+    apply(group, E4M3.value(scale));
     let table = &*E2M1;
     for (byte, pair) in codes.iter_mut().zip(group.chunks_exact(2)) {
-        *byte = table.code(scaled(pair[0], scale)) | table.code(scaled(pair[1], scale)) << 4;
+        *byte = table.code(pair[0]) | table.code(pair[1]) << 4;
     }
-    scale_code
+    scale
 }
 
 /// Codes times scale.

@@ -11,8 +11,8 @@ const NAN_CODE: u8 = 0x7f;
 /// UE8M0 NaN.
 const NAN_EXPONENT: u8 = 0xff;
 
-/// Quantises a group under the smallest power of two that holds it; returns the scale as UE8M0.
-pub(super) fn quantise_pow2(group: &[f32], codes: &mut [u8]) -> u8 {
+/// Quantises a group, which is left scaled, under the smallest power of two that holds it; returns the scale as UE8M0.
+pub(super) fn quantise_pow2(group: &mut [f32], codes: &mut [u8]) -> u8 {
     let Some(amax) = finite_amax(group) else {
         write_non_finite(group, codes);
         return NAN_EXPONENT;
@@ -21,18 +21,21 @@ pub(super) fn quantise_pow2(group: &[f32], codes: &mut [u8]) -> u8 {
     // ceil(log2) from the bits: any mantissa bit bumps the exponent.
     let exponent = (bits >> 23) + u32::from(bits << 9 != 0);
     // 2^-(exponent - 127); the exponent lies in [114, 247], so its mirror is a normal number too.
-    write(group, f32::from_bits((254 - exponent) << 23), codes, |x, inverse| x * inverse);
+    let inverse = f32::from_bits((254 - exponent) << 23);
+    group.iter_mut().for_each(|x| *x *= inverse);
+    write(group, codes);
     exponent as u8
 }
 
-/// Quantises a group under `amax / 448`; returns the scale.
-pub(super) fn quantise_arbitrary(group: &[f32], codes: &mut [u8]) -> f32 {
+/// Quantises a group, which is left scaled, under `amax / 448`; returns the scale.
+pub(super) fn quantise_arbitrary(group: &mut [f32], codes: &mut [u8]) -> f32 {
     let Some(amax) = finite_amax(group) else {
         write_non_finite(group, codes);
         return f32::from_bits(0x7fc0_0000);
     };
     let scale = amax.max(FLOOR) / LARGEST;
-    write(group, scale, codes, |x, scale| x / scale);
+    group.iter_mut().for_each(|x| *x /= scale);
+    write(group, codes);
     scale
 }
 
@@ -61,10 +64,10 @@ pub(super) fn finite_amax(group: &[f32]) -> Option<f32> {
     (bits < f32::INFINITY.to_bits()).then(|| f32::from_bits(bits))
 }
 
-fn write(group: &[f32], scale: f32, codes: &mut [u8], scaled: impl Fn(f32, f32) -> f32) {
+fn write(scaled: &[f32], codes: &mut [u8]) {
     let table = &*E4M3;
-    for (code, x) in codes.iter_mut().zip(group) {
-        *code = table.code(scaled(*x, scale));
+    for (code, x) in codes.iter_mut().zip(scaled) {
+        *code = table.code(*x);
     }
 }
 

@@ -42,7 +42,7 @@ impl RowWriter {
             bytes.copy_from_slice(&element.to_bf16_bits().to_le_bytes());
         }
         let codes_per_group = row.code_bytes() / row.num_scales();
-        let groups = self.values.chunks_exact(row.group);
+        let groups = self.values.chunks_exact_mut(row.group);
         let codes = self.record.codes.chunks_exact_mut(codes_per_group);
         let scales = self.record.scales.chunks_exact_mut(row.scale.bytes());
         for ((group, codes), scale) in groups.zip(codes).zip(scales) {
