@@ -164,8 +164,8 @@ def test_b9_a_secondary_cache_changes_the_result(backend, rng):
 
 def test_b10_sinks_count_for_the_576_family(backend, rng):
     """H = 8, sinks in [-2, 4]: the reference is met, and ignoring them would be 0.1 away."""
-    p = problem(rng, GLM, 4, 8, 24)
-    p.sink = rng.uniform(-2, 4, 8).astype(np.float32)
+    p = problem(rng, GLM, 4, 8, 10)
+    p.sink = np.linspace(-2, 4, 8, dtype=np.float32)
     out, _ = verify(backend, p)
     assert oracle.rel_l2(out, p.but(sink=None).reference()[0]).min() > 0.1
 
@@ -376,20 +376,19 @@ def test_b25_dots3(backend, rng, heads, k):
     """Wide rows, several pages, padded pages: right values, and nothing written behind `out`."""
     p = problem(rng, DOTS3, 2, heads, k, page=16, slots=1100)
     p = p.but(cache=p.cache.relaid(16, p.cache.layout.stride + 1024, fill=0x7F))
-    guarded = backend.array(np.full(2 * heads * 1024 + 512, -3, BF16))
-    flat = backend.view(guarded, np.s_[: 2 * heads * 1024])
     verify(backend, p)
-    backend.run(p, out=flat.reshape(2, heads, 1024))
-    check(backend.numpy(flat).reshape(2, heads, 1024), p.reference()[0])
-    assert (backend.numpy(guarded)[2 * heads * 1024 :] == -3).all()
+    guarded = backend.array(np.full((3, heads, 1024), -3, BF16))
+    backend.run(p, out=backend.view(guarded, np.s_[:2]))
+    check(backend.numpy(guarded)[:2], p.reference()[0])
+    assert (backend.numpy(guarded)[2] == -3).all()
 
 
 def test_b26_no_width_is_truncated(backend, rng):
     """The last of 256 (or 2,051) candidates counts as the first does."""
     for k in (133, 192, 256, 2051):
-        p = problem(rng, GLM53, 1, 2, k, slots=2304, spread=0.1)
+        p = problem(rng, GLM53, 1, 2, k, slots=2304).but(sm_scale=0.0)  # every candidate weighs 1 / k
         cache = oracle.Cache(p.cache.layout, p.cache.raw.copy())
-        cache.store([p.indices[0, -1]], np.full((1, 512), 60, np.float32))
+        cache.store([p.indices[0, -1]], np.full((1, 512), 200, np.float32))
         out, _ = verify(backend, p.but(cache=cache))
         assert oracle.rel_l2(out, p.reference()[0]).min() > 0.02
 
@@ -774,6 +773,9 @@ def test_size_one_dimensions_may_have_odd_strides(backend, rng, rec):
     view = p.cache.view()
     odd = as_strided(view, view.shape, (8, *view.strides[1:]), writeable=False)
     arrays = {name: backend.array(x) for name, x in p.arrays().items()}
-    arrays |= {"kv_cache": backend.array(odd), "indices": as_strided(p.indices, p.indices.shape, (12, 4))}
+    arrays |= {
+        "kv_cache": backend.array(odd),
+        "indices": backend.array(as_strided(p.indices, p.indices.shape, (12, 4))),
+    }
     got = backend.decode(**arrays, **p.words(), return_lse=True)
     assert bits(map(backend.numpy, got)) == expect

@@ -251,3 +251,16 @@ def test_glm_nvfp4_divides_by_the_global_scale_first(rng):
         np.testing.assert_array_equal(cache, expect.view())
         got = unpack_kv_cache(cache, family="glm_nsa", kv_cache_format="nvfp4", kv_global_scale=scale)
         np.testing.assert_allclose(got[:7], expect.rows(np.arange(7)), rtol=2e-7)
+
+
+@pytest.mark.parametrize("scale", [7, 15, 61, 117])
+def test_glm_nvfp4_division_is_no_product_with_the_reciprocal(scale):
+    """Multiples of E2M1 ties by numbers whose float32 reciprocal would push some of them off the tie."""
+    rec, scale = RECORDS["glm_nsa", "nvfp4"], np.float32(scale)
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    assert (ties * scale / scale == ties).all()
+    assert (ties * scale * (1 / scale) != ties).any()
+    x, n = groups(rec, ties * scale, 6 * scale)
+    codes, scales, _ = pack_parts(rec, x, kv_global_scale=float(scale))
+    assert scales[0, 0] == 0x38
+    np.testing.assert_array_equal(codes.reshape(-1, 16)[:n, 1:8].reshape(-1), [0, 2, 2, 4, 4, 6, 6])

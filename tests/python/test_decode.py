@@ -305,6 +305,15 @@ def test_empty_rows(backend, rng, rec, base):
         np.testing.assert_allclose(lse[:3], np.stack([expect] * 3), rtol=2**-23)  # one ulp for the change of base
 
 
+@each_record
+def test_a_cache_without_pages_has_no_candidates(backend, rng, rec):
+    """Every index is out of range then: empty rows, no error."""
+    p = oracle.problem(rng, rec, 2, 3, 8)
+    out, lse = backend.run(p.but(cache=oracle.empty(rec, 0)))
+    assert not out.any()
+    assert np.isneginf(lse).all()
+
+
 @pytest.mark.parametrize("base", ["2", "e"])
 @each_record
 def test_sinks(backend, rng, rec, base):
@@ -356,11 +365,12 @@ def test_either_cache_may_have_no_candidates(backend, rng, family, fmt, extra):
     verify(backend, p.but(sink=np.array([-1.0, 0.5, 2.0], np.float32)))
 
 
-def test_bounds_of_the_two_caches_are_their_own(backend, rng):
+@pytest.mark.parametrize(("slots", "extra_slots"), [(64, 16), (16, 64)])
+def test_bounds_of_the_two_caches_are_their_own(backend, rng, slots, extra_slots):
     """A slot that exists in one cache only is absent in the other."""
-    p = oracle.problem(rng, RECORDS["dsv4_1", "fp8"], 1, 2, 8, slots=64, extra="fp4", extra_k=8)
-    p.extra = oracle.filled(rng, RECORDS["dsv4_1", "fp4"], 16, 16)
-    p.indices[0, :4], p.extra_indices[0] = [15, 16, 63, 64], [15, 16, 63, 64, 0, 1, 2, 3]
+    p = oracle.problem(rng, RECORDS["dsv4_1", "fp8"], 1, 2, 8, page=16, slots=slots, extra="fp4", extra_k=8)
+    p.extra = oracle.filled(rng, RECORDS["dsv4_1", "fp4"], extra_slots, 16)
+    p.indices[0], p.extra_indices[0] = [[15, 16, 63, 64, 0, 1, 2, 3]] * 2
     verify(backend, p)
 
 
