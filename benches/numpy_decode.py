@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from numpy_codec import PAGE, dequantise, parts_of
+from numpy_codec import BLOCK, PAGE, dequantise, rows_of, split
 
 
 class NumpyDecode:
-    """Decode against one dense cache. Made once: the views and the buffer of gathered rows are kept between calls."""
+    """Decode against one dense cache. Made once: views and buffers are kept between calls."""
 
     def __init__(self, cache: NDArray[np.uint8], row: dict[str, Any], topk: int) -> None:
         self.row = row
-        self.parts = parts_of(cache, row)
+        self.rows, self.footers = rows_of(cache, row)
         self.num_slots = len(cache) * PAGE
         self.keys = np.empty((topk, row["d_qk"]), np.float32)
+        self.values = np.empty((BLOCK, row["quantised_dims"]), np.float32)
 
     def __call__(
         self, q: NDArray[np.uint16], indices: NDArray[np.int32], sm_scale: float, out: NDArray[np.float32]
@@ -40,8 +41,11 @@ class NumpyDecode:
 
     def gather(self, slots: NDArray[np.int32]) -> NDArray[np.float32]:
         """The dequantised rows of slots, in the kept buffer."""
-        page, place = slots // PAGE, slots % PAGE
         keys = self.keys[: len(slots)]
-        codes, scales, rope = (part[page, place] for part in self.parts)
-        dequantise(codes, scales, rope, self.row, keys)
+        for start in range(0, len(slots), BLOCK):
+            block = slots[start : start + BLOCK]
+            page, place = block // PAGE, block % PAGE
+            footers = None if self.footers is None else self.footers[page, place]
+            parts = split(self.rows[page, place], footers, self.row)
+            dequantise(parts, self.row, keys[start : start + BLOCK], self.values[: len(block)])
         return keys

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use crate::codec::dequantise;
 use crate::layout::{CacheView, Geometry};
 use crate::support::{ComputePrecision, DecodeRequest, explain_decode};
-use crate::{Element, Error, threads};
+use crate::{Element, Error, FamilySpec, threads};
 use half::bf16;
 
 /// Candidates that are dequantised at a time: a tile of the widest family stays within a core's L2 cache.
@@ -130,11 +130,7 @@ impl<'a> DecodeInputs<'a> {
     /// Checks everything that is not a question of support.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let (num_tokens, num_heads, width) = self.q.dim();
-        let d_qk = self.kv_cache.spec().d_qk();
-        if width != d_qk {
-            let accepted = format!("{d_qk} wide for family {}", self.kv_cache.spec().family);
-            return Err(Error::value("q", accepted, width));
-        }
+        check_shapes(self.kv_cache.spec(), width, num_heads, self.attn_sink.map(|sink| sink.len()))?;
         let per_token = |name: &str, length: Option<usize>| match length {
             Some(length) if length != num_tokens => {
                 Err(Error::value(name, format!("{num_tokens} rows long, one per query token"), length))
@@ -150,11 +146,6 @@ impl<'a> DecodeInputs<'a> {
             if main != other {
                 return Err(Error::value("extra_kv_cache", format!("a cache of family {main}"), other));
             }
-        }
-        if let Some(sink) = self.attn_sink
-            && sink.len() != num_heads
-        {
-            return Err(Error::value("attn_sink", format!("{num_heads} long, one per head"), sink.len()));
         }
         if !self.sm_scale.is_finite() {
             return Err(Error::value("sm_scale", "a finite FP32 number", self.sm_scale));
@@ -178,6 +169,25 @@ impl<'a> DecodeInputs<'a> {
             collect(&extra.kv_cache, extra.indices.row(token), length, usize::MAX);
         }
         present
+    }
+}
+
+/// Widths that the family and the queries decide.
+pub(crate) fn check_shapes(
+    spec: &FamilySpec,
+    q_width: usize,
+    num_heads: usize,
+    sink_length: Option<usize>,
+) -> Result<(), Error> {
+    let d_qk = spec.d_qk();
+    if q_width != d_qk {
+        return Err(Error::value("q", format!("{d_qk} wide for family {}", spec.family), q_width));
+    }
+    match sink_length {
+        Some(length) if length != num_heads => {
+            Err(Error::value("attn_sink", format!("{num_heads} long, one per head"), length))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -30,6 +30,9 @@ pub enum Error {
         /// One sentence per reason.
         reasons: Vec<String>,
     },
+    /// The GPU cannot be used: no driver, an old driver, no such device, or a driver call that failed.
+    #[error("{0}")]
+    Device(String),
 }
 
 impl Error {

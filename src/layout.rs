@@ -7,7 +7,7 @@ use crate::{Error, FamilySpec};
 pub const ALIGNMENT: usize = 16;
 
 /// Page size and strides as a caller names them; `None` means what our writers choose.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Geometry {
     /// Tokens per page (default 64).
     pub page_block_size: Option<i64>,
@@ -313,7 +313,8 @@ fn check_len(layout: &PageLayout, pages: usize, len: usize) -> Result<(), Error>
     }
 }
 
-fn check_global_scale(spec: &FamilySpec, scale: f32) -> Result<(), Error> {
+/// A factor other than 1 only where the format has one.
+pub(crate) fn check_global_scale(spec: &FamilySpec, scale: f32) -> Result<(), Error> {
     let has_one = spec.row.scale == crate::family::ScaleRule::E4m3Nvfp4 { global: true };
     if has_one && !(scale.is_finite() && scale > 0.0) {
         return Err(Error::value("kv_global_scale", "a positive finite FP32 number", scale));

@@ -17,6 +17,7 @@ mod error;
 mod family;
 mod layout;
 mod merge;
+pub mod plan;
 #[cfg(feature = "python")]
 mod python;
 pub mod reference;

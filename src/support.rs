@@ -5,7 +5,7 @@ use crate::layout::{Geometry, PageLayout};
 use crate::{Error, Family};
 
 /// Arithmetic of the attention products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum ComputePrecision {
     /// The library's choice; at least as accurate as [`ComputePrecision::F16`].
@@ -31,7 +31,7 @@ impl std::str::FromStr for ComputePrecision {
 }
 
 /// A decode request as far as support depends on it. Strides are in bytes; `None` = what our writers choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DecodeRequest {
     /// The family.
     pub family: Family,
@@ -150,15 +150,28 @@ pub fn explain_decode(request: &DecodeRequest) -> DecodeSupport {
         reasons.push("`compute_precision` must be 'auto' or 'f16' (no FP8 arithmetic is built), got 'fp8'".into());
     }
     if let Some((major, minor)) = request.compute_capability {
-        reasons.push(if major < 9 {
-            format!("`compute_capability` must be at least 9.0, got {major}.{minor}")
-        } else {
-            format!("`compute_capability` must be None (this build has no GPU kernels), got {major}.{minor}")
-        });
+        explain_gpu(request, spec, (major, minor), &mut reasons);
     }
 
     let kernel = reasons.is_empty().then(|| kernel_name(request));
     DecodeSupport { reasons, kernel }
+}
+
+/// Oldest compute capability that the PTX runs on.
+pub const MIN_COMPUTE_CAPABILITY: (i64, i64) = (9, 0);
+
+fn explain_gpu(request: &DecodeRequest, spec: Option<&FamilySpec>, capability: (i64, i64), reasons: &mut Vec<String>) {
+    if capability < MIN_COMPUTE_CAPABILITY {
+        let (major, minor) = MIN_COMPUTE_CAPABILITY;
+        let (got_major, got_minor) = capability;
+        reasons.push(format!("`compute_capability` must be at least {major}.{minor}, got {got_major}.{got_minor}"));
+    }
+    if spec.is_some_and(|spec| spec.module.is_none()) {
+        let format = request.kv_cache_format;
+        reasons.push(format!("`kv_cache_format` must be 'fp8' on a GPU (no other kernel is built), got '{format}'"));
+    } else if request.extra_kv_fp4 && spec.is_some_and(|spec| spec.secondary.contains(&KvCacheFormat::Fp4)) {
+        reasons.push("`extra_kv_fp4` must be False on a GPU (no FP4 kernel is built), got True".into());
+    }
 }
 
 fn explain_extra(request: &DecodeRequest, spec: &FamilySpec, reasons: &mut Vec<String>) {
@@ -211,5 +224,6 @@ fn push_reasons(reasons: &mut Vec<String>, error: Error) {
 fn kernel_name(request: &DecodeRequest) -> String {
     let extra = if request.has_extra() { format!("+{}", request.extra_format()) } else { String::new() };
     let form = if request.num_tokens <= MAX_DECODE_TOKENS as i64 { "decode" } else { "prefill" };
-    format!("cpu/{}/{}{extra}/{form}", request.family, request.kv_cache_format)
+    let backend = if request.compute_capability.is_some() { "sm_90" } else { "cpu" };
+    format!("{backend}/{}/{}{extra}/{form}", request.family, request.kv_cache_format)
 }

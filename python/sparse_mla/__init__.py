@@ -10,6 +10,7 @@ Importing opens no driver and starts no thread.
 from sparse_mla._config import SparseMLASm120DecodeConfig, supported_sparse_mla_sm120_configs
 from sparse_mla._core import (
     DecodeSupport,
+    DeviceError,
     UnsupportedError,
     __version__,
     append_kv_cache,
@@ -20,10 +21,12 @@ from sparse_mla._core import (
     pack_kv_cache,
     show_config,
     unpack_kv_cache,
+    warmup,
 )
 
 __all__ = [
     "DecodeSupport",
+    "DeviceError",
     "SparseMLASm120DecodeConfig",
     "UnsupportedError",
     "__version__",
@@ -36,4 +39,5 @@ __all__ = [
     "show_config",
     "supported_sparse_mla_sm120_configs",
     "unpack_kv_cache",
+    "warmup",
 ]

@@ -15,6 +15,9 @@ class UnsupportedError(ValueError):
     The text is the reasons of `explain_decode` for the same request, joined by ``"; "``.
     """
 
+class DeviceError(RuntimeError):
+    """The GPU cannot be used: no driver, an old driver, no such device, or a driver call that failed."""
+
 @disjoint_base
 class ConfigQueries:
     """The queries of `SparseMLASm120DecodeConfig`, answered in Rust from its fields."""
@@ -150,28 +153,28 @@ def explain_decode(
     """
 
 def decode(
-    q: NDArray[Any],
-    kv_cache: NDArray[np.uint8],
-    indices: NDArray[np.int32],
+    q: Any,
+    kv_cache: Any,
+    indices: Any,
     *,
     family: str,
     sm_scale: float,
     kv_cache_format: str = "fp8",
-    topk_length: NDArray[np.int32] | None = None,
-    attn_sink: NDArray[np.float32] | None = None,
-    extra_kv_cache: NDArray[np.uint8] | None = None,
-    extra_indices: NDArray[np.int32] | None = None,
-    extra_topk_length: NDArray[np.int32] | None = None,
+    topk_length: Any = None,
+    attn_sink: Any = None,
+    extra_kv_cache: Any = None,
+    extra_indices: Any = None,
+    extra_topk_length: Any = None,
     extra_kv_fp4: bool = False,
-    out: NDArray[Any] | None = None,
-    lse: NDArray[np.float32] | None = None,
+    out: Any = None,
+    lse: Any = None,
     return_lse: bool = False,
     lse_base: Literal["2", "e"] = "2",
     compute_precision: str = "auto",
     batch_invariant: bool = False,
     kv_global_scale: float = 1.0,
-    workspace: None = None,
-    stream: None = None,
+    workspace: Any = None,
+    stream: Any = None,
 ) -> Any:
     """Sparse-MLA attention of every query token over the rows its indices name.
 
@@ -180,6 +183,10 @@ def decode(
     A candidate is absent if its index is negative, or at least the number of slots of its cache, or sits at or past
     the row's length; absent candidates never influence a bit of the result. A row without candidates gives
     exactly 0 and an LSE of -inf (or the sink's value).
+
+    Arrays are numpy's, or any with ``__dlpack__`` (torch, cupy, jax), read in place and all on one device: on the CPU
+    they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on `stream`.
+    A GPU call allocates nothing and waits for nothing once the kernels are loaded, and can be captured in a CUDA graph.
 
     Args:
         q: bfloat16 [T, H, d_qk] or [B, Q, H, d_qk], contiguous; numpy holds bfloat16 as uint16 bits or as
@@ -204,20 +211,25 @@ def decode(
         return_lse: return ``(out, lse)``.
         lse_base: ``"2"`` or ``"e"``.
         compute_precision: ``"auto"`` or ``"f16"``.
-        batch_invariant: a row's bits do not depend on the other rows. The CPU backend always has this property.
+        batch_invariant: a row's bits do not depend on the other rows. The CPU backend always has this property; on a
+            GPU it fixes the splits by the row's own work.
         kv_global_scale: FP32 factor of a glm_nsa NVFP4 cache; 1.0 elsewhere.
-        workspace, stream: of the GPU backend; None here.
+        workspace: uint8 CUDA array for partial results (an error says how many bytes are needed); None = one that
+            the library keeps per stream. Graphs that replay at the same time need one each. None on the CPU.
+        stream: CUDA stream: a handle, or a stream object of torch, cupy or cuda-python; None = the current stream of the
+            library of `q`. None on the CPU.
 
     Returns:
-        `out` in the form of q (uint16 bits in, uint16 bits out), or the `out` passed in; with `return_lse`
-        a tuple ``(out, lse)``.
+        `out` in the form of q (uint16 bits in, uint16 bits out; a torch tensor from torch), or the `out` passed in;
+        with `return_lse` a tuple ``(out, lse)``.
 
     Raises:
         UnsupportedError: what `explain_decode` refuses, with the same text.
         TypeError, ValueError: a wrong dtype, rank, shape, stride, alignment or device, a missing partner
             argument, a read-only or overlapping output. Nothing has been written then.
+        DeviceError: the GPU cannot be used, or its stream is being captured and the kernels are not loaded.
 
-    Source: `src/attention.rs`.
+    Source: `src/attention.rs`, `src/cuda/launch.rs`, `kernels/`.
     """
 
 def merge_states(
@@ -322,6 +334,19 @@ def unpack_kv_cache(
     Source: `src/cache.rs`.
     """
 
+def warmup(family: str, *, kv_cache_format: str = "fp8", device: int = 0) -> None:
+    """Loads the kernels of a family on a CUDA device, so that later calls, captured ones included, load nothing.
+
+    Args:
+        family, kv_cache_format: as in `decode`.
+        device: ordinal of the CUDA device.
+
+    Raises:
+        DeviceError: no driver, an old driver, no such device. ValueError: an unknown word, or no GPU kernel.
+
+    Source: `src/cuda/device.rs`.
+    """
+
 def families() -> list[dict[str, Any]]:
     """The family table: one dict per (family, kv_cache_format) record, in table order.
 
@@ -334,7 +359,7 @@ def families() -> list[dict[str, Any]]:
 def show_config() -> dict[str, Any]:
     """Facts about this build and process: version, build id, threads, features, environment variables, CUDA driver.
 
-    Opens the CUDA driver if the build has the GPU backend. Source: `src/python/mod.rs`.
+    Opens the CUDA driver. Source: `src/python/mod.rs`.
     """
 
 def _registry(kv_cache_format: str) -> list[tuple[str, str | None, dict[str, Any]]]:

@@ -47,10 +47,15 @@ class Deployment:
         """Heads per rank; where they do not divide, engines pad the model's heads to the next multiple."""
         return -(-self.model_heads // self.tensor_parallel)
 
-    def explain(self) -> sparse_mla.DecodeSupport:
-        """What the library says."""
-        return sparse_mla.explain_decode(self.family, num_heads=self.num_heads, **self.shape)
+    def explain(self, compute_capability: tuple[int, int] | None) -> sparse_mla.DecodeSupport:
+        """What the library says about a GPU of this capability; None = the CPU backend."""
+        return sparse_mla.explain_decode(
+            self.family, num_heads=self.num_heads, compute_capability=compute_capability, **self.shape
+        )
 
+
+# Of the GPUs that the deployments are asked for; asking needs none.
+COMPUTE_CAPABILITY = (12, 0)
 
 # Pages of dsv4 are padded to multiples of 576 bytes by serving engines, rows of glm53_nope to 656.
 DEPLOYMENTS = (
@@ -142,7 +147,7 @@ class Measurement:
 def run(output: Path) -> None:
     """Prints the tables; writes `errors.json` and, where matplotlib is installed, `errors.png` into `output`."""
     output.mkdir(parents=True, exist_ok=True)
-    print(f"sparse-mla {sparse_mla.__version__}. Everything below ran on the CPU backend; no GPU was used.\n")
+    print(f"sparse-mla {sparse_mla.__version__}. What is measured below ran on the CPU backend; no GPU was used.\n")
     print_deployments()
     measurements = [measure(row) for row in sparse_mla.families()]
     print_measurements(measurements)
@@ -171,11 +176,11 @@ def run(output: Path) -> None:
 
 
 def print_deployments() -> None:
-    """Every deployment with the library's answer; refusals with their reasons below the table."""
+    """Every deployment with the library's answers; refusals with their reasons below the table."""
     rows: list[list[Any]] = []
     refusals: list[str] = []
     for number, deployment in enumerate(DEPLOYMENTS, start=1):
-        answer = deployment.explain()
+        on_cpu, on_gpu = deployment.explain(None), deployment.explain(COMPUTE_CAPABILITY)
         shape = deployment.shape
         primary = f"{shape['topk']} x {shape.get('page_block_size', '-')}"
         secondary = (
@@ -190,12 +195,25 @@ def print_deployments() -> None:
                 shape.get("num_tokens", 1),
                 primary,
                 secondary,
-                answer.kernel or "refused",
+                "yes" if on_cpu else "refused",
+                on_gpu.kernel or "refused",
             ]
         )
-        refusals += [f"{number:3}. {deployment.model}: {reason}" for reason in answer.reasons]
-    headers = ["", "deployment", "TP", "heads/rank", "tokens", "topk x page", "secondary", "served by"]
-    print("What would serve these deployments? (page: tokens per page, - = the default)\n")
+        where = " on the GPU" if on_cpu else ""
+        refusals += [f"{number:3}. {deployment.model}{where}: {reason}" for reason in on_gpu.reasons]
+    gpu = ".".join(map(str, COMPUTE_CAPABILITY))
+    headers = [
+        "",
+        "deployment",
+        "TP",
+        "heads/rank",
+        "tokens",
+        "topk x page",
+        "secondary",
+        "CPU",
+        f"kernel on GPU {gpu}",
+    ]
+    print("Which deployments are served? (asked, not run; page: tokens per page, - = the default)\n")
     print(tabulate(rows, headers, tablefmt="simple"))
     print("\nRefused, and why:\n" + "\n".join(refusals) + "\n")
 

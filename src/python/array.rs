@@ -1,14 +1,14 @@
-//! Array arguments: what came, checked against what is needed, as `ndarray` views.
+//! Array arguments: what came, checked against what is needed, as `ndarray` views or device addresses.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use half::{bf16, f16};
 use ndarray::{ArrayView, ArrayViewMut, Dim, Dimension, IntoDimension, Ix, ShapeBuilder};
-use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods, npyffi::flags::NPY_ARRAY_WRITEABLE};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use super::argument::type_name;
+use super::import::{Imported, Importer};
 use crate::{Error, FamilySpec, Geometry, geometry_of_shape, layout::ALIGNMENT};
 
 /// Element types of array arguments. numpy holds bfloat16 as uint16 bits or as ml_dtypes.bfloat16.
@@ -22,8 +22,26 @@ pub(super) enum DType {
     F32,
 }
 
+/// Where an array lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Host memory.
+    Host,
+    /// The memory of a CUDA device.
+    Cuda(i32),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("the CPU"),
+            Self::Cuda(ordinal) => write!(f, "CUDA device {ordinal}"),
+        }
+    }
+}
+
 impl DType {
-    fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::U8 => "uint8",
             Self::I32 => "int32",
@@ -47,7 +65,7 @@ macro_rules! view_elements {
 }
 view_elements!(u8 => U8, i32 => I32, i64 => I64, bf16 => Bf16, f16 => F16, f32 => F32);
 
-/// A host array that a caller passed, alive and unmoved as long as `object` is.
+/// An array that a caller passed, alive and unmoved as long as `object` and `imported` are.
 pub(super) struct Array<'py> {
     pub name: &'static str,
     pub object: Bound<'py, PyAny>,
@@ -55,65 +73,60 @@ pub(super) struct Array<'py> {
     pub shape: Vec<usize>,
     /// In bytes.
     pub strides: Vec<isize>,
-    data: *mut u8,
-    itemsize: usize,
-    writeable: bool,
+    imported: Imported,
 }
 
 impl<'py> Array<'py> {
     /// Takes an argument that must be a host array of one of the `accepted` types.
     pub fn new(name: &'static str, object: &Bound<'py, PyAny>, accepted: &[DType]) -> PyResult<Self> {
-        let Ok(array) = object.cast::<PyUntypedArray>() else {
-            return Err(not_an_array(name, object)?.into());
-        };
-        let descr = array.dtype();
-        let native = descr.is_native_byteorder() != Some(false);
-        let dtype = dtype_of(&descr.typeobj().name()?.to_string())
-            .filter(|dtype| native && accepted.contains(dtype))
-            .ok_or_else(|| {
+        Self::import(name, object, accepted, &Importer::host_only())
+    }
+
+    /// Takes an argument of one of the `accepted` types, wherever it lives.
+    pub fn import(
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+        accepted: &[DType],
+        importer: &Importer,
+    ) -> PyResult<Self> {
+        let mut imported = importer.import(name, object)?;
+        let dtype = imported.dtype.filter(|dtype| accepted.contains(dtype)).ok_or_else(|| {
             let words: Vec<_> = accepted.iter().map(|dtype| dtype.as_str()).collect();
-            Error::wrong_type(name, format!("an array of {}", words.join(" or ")), format!("dtype {descr}"))
+            let got = format!("dtype {}", imported.dtype_name);
+            Error::wrong_type(name, format!("an array of {}", words.join(" or ")), got)
         })?;
-        // SAFETY: `array` is a numpy array, whose header is valid while it is borrowed.
-        let (data, flags) = unsafe {
-            let header = array.as_array_ptr();
-            ((*header).fields.data.cast::<u8>(), (*header).fields.flags)
-        };
-        let itemsize = descr.itemsize();
-        let mut strides = array.strides().to_vec();
+        let (shape, mut strides) = (std::mem::take(&mut imported.shape), std::mem::take(&mut imported.strides));
+        let itemsize = imported.itemsize;
+        let is_empty = shape.contains(&0);
         let mut dense = itemsize as isize;
-        for (stride, length) in strides.iter_mut().zip(array.shape()).rev() {
+        for (stride, length) in strides.iter_mut().zip(&shape).rev() {
             // Strides of axes of length 1 and of empty arrays mean nothing, and producers put anything there.
-            if *length == 1 || array.is_empty() {
+            if *length == 1 || is_empty {
                 *stride = dense;
             }
             dense *= *length as isize;
         }
-        let array = Self {
-            name,
-            object: object.clone(),
-            dtype,
-            shape: array.shape().to_vec(),
-            strides,
-            data,
-            itemsize,
-            writeable: flags & NPY_ARRAY_WRITEABLE != 0,
-        };
-        let mut addresses = array.strides.iter().map(|stride| stride.unsigned_abs()).chain([data as usize]);
-        if !array.is_empty() && addresses.any(|address| !address.is_multiple_of(itemsize)) {
-            let got = format!("address {data:p} and strides {:?}", array.strides);
+        let mut addresses = strides.iter().map(|stride| stride.unsigned_abs()).chain([imported.data as usize]);
+        if !is_empty && addresses.any(|address| !address.is_multiple_of(itemsize)) {
+            let got = format!("address {:p} and strides {strides:?}", imported.data);
             return Err(Error::value(name, format!("aligned to its {itemsize}-byte elements"), got).into());
         }
-        Ok(array)
+        Ok(Self { name, object: object.clone(), dtype, shape, strides, imported })
     }
 
-    /// An optional argument.
-    pub fn optional(
-        name: &'static str,
-        object: Option<&Bound<'py, PyAny>>,
-        accepted: &[DType],
-    ) -> PyResult<Option<Self>> {
-        object.map(|object| Self::new(name, object, accepted)).transpose()
+    /// Where the array lives.
+    pub fn place(&self) -> Place {
+        self.imported.place
+    }
+
+    /// Address of the first element.
+    pub fn address(&self) -> u64 {
+        self.imported.data as u64
+    }
+
+    /// Stride of an axis in elements.
+    pub fn element_stride(&self, axis: usize) -> i64 {
+        self.strides[axis] as i64 / self.imported.itemsize as i64
     }
 
     pub fn is_empty(&self) -> bool {
@@ -122,12 +135,12 @@ impl<'py> Array<'py> {
 
     /// Refuses what can't be written.
     pub fn require_writeable(&self) -> Result<(), Error> {
-        if self.writeable { Ok(()) } else { Err(Error::value(self.name, "writeable", "a read-only array")) }
+        if self.imported.writeable { Ok(()) } else { Err(Error::value(self.name, "writeable", "a read-only array")) }
     }
 
     /// Refuses strides other than those of a dense row-major array.
     pub fn require_contiguous(&self) -> Result<(), Error> {
-        let mut dense = self.itemsize as isize;
+        let mut dense = self.imported.itemsize as isize;
         for (length, stride) in self.shape.iter().zip(&self.strides).rev() {
             if *length > 1 && *stride != dense && !self.is_empty() {
                 let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
@@ -141,7 +154,7 @@ impl<'py> Array<'py> {
     /// Refuses a last dimension with gaps, and negative strides anywhere.
     pub fn require_dense_rows(&self) -> Result<(), Error> {
         let last = self.shape.len().saturating_sub(1);
-        let gaps = self.shape.last().is_some_and(|n| *n > 1) && self.strides[last] != self.itemsize as isize;
+        let gaps = self.shape.last().is_some_and(|n| *n > 1) && self.strides[last] != self.imported.itemsize as isize;
         if gaps || self.strides.iter().any(|stride| *stride < 0) {
             let got = format!("strides of {:?} bytes", self.strides);
             return Err(Error::value(self.name, "dense in its last dimension, with non-negative strides", got));
@@ -153,7 +166,7 @@ impl<'py> Array<'py> {
     pub fn require_no_self_overlap(&self) -> Result<(), Error> {
         let mut axes: Vec<_> = self.shape.iter().zip(&self.strides).filter(|(length, _)| **length > 1).collect();
         axes.sort_unstable_by_key(|(_, stride)| **stride);
-        let mut extent = self.itemsize as isize;
+        let mut extent = self.imported.itemsize as isize;
         for (length, stride) in axes {
             if *stride < extent && !self.is_empty() {
                 let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
@@ -172,19 +185,34 @@ impl<'py> Array<'py> {
         }
         // The ranges cross, yet interleaved views of one buffer need not share a byte: numpy decides exactly.
         let numpy = self.object.py().import("numpy")?;
-        if numpy.call_method1("shares_memory", (&self.object, &other.object))?.extract()? {
+        if numpy.call_method1("shares_memory", (self.outline()?, other.outline()?))?.extract()? {
             let accepted = format!("apart from `{}`", other.name);
             return Err(Error::value(self.name, accepted, "arrays that share memory").into());
         }
         Ok(())
     }
 
+    /// A numpy array over the same addresses, for numpy's arithmetic on them; its elements must not be read.
+    fn outline(&self) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.object.py();
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", pyo3::types::PyTuple::new(py, &self.shape)?)?;
+        interface.set_item("strides", pyo3::types::PyTuple::new(py, &self.strides)?)?;
+        interface.set_item("typestr", format!("|V{}", self.imported.itemsize))?;
+        interface.set_item("data", (self.imported.data as usize, true))?;
+        let holder = PyDict::new(py);
+        holder.set_item("__array_interface__", interface)?;
+        let namespace = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&holder))?;
+        py.import("numpy")?.call_method1("asarray", (namespace,))
+    }
+
     fn byte_range(&self) -> Range<usize> {
-        let start = self.data as usize;
+        let start = self.imported.data as usize;
         if self.is_empty() {
             return start..start;
         }
-        let (mut low, mut high) = (0isize, self.itemsize as isize);
+        let (mut low, mut high) = (0isize, self.imported.itemsize as isize);
         for (length, stride) in self.shape.iter().zip(&self.strides) {
             let reach = stride * (*length as isize - 1);
             low += reach.min(0);
@@ -219,7 +247,7 @@ impl<'py> Array<'py> {
         let [shape, strides] = self.dimensions::<T, N>()?;
         // SAFETY: the array's shape and strides describe memory that lives as long as `self.object`; the element type
         // was checked against the dtype, the address against its alignment, and strides are non-negative.
-        Ok(unsafe { ArrayView::from_shape_ptr(shape.strides(strides), self.data.cast::<T>()) })
+        Ok(unsafe { ArrayView::from_shape_ptr(shape.strides(strides), self.imported.data.cast::<T>()) })
     }
 
     /// The elements, to write.
@@ -232,7 +260,7 @@ impl<'py> Array<'py> {
         self.require_no_self_overlap()?;
         let [shape, strides] = self.dimensions::<T, N>()?;
         // SAFETY: as in `view`; the array is writeable and no two elements share bytes.
-        Ok(unsafe { ArrayViewMut::from_shape_ptr(shape.strides(strides), self.data.cast::<T>()) })
+        Ok(unsafe { ArrayViewMut::from_shape_ptr(shape.strides(strides), self.imported.data.cast::<T>()) })
     }
 
     /// Shape and strides in elements of type `T`.
@@ -248,7 +276,7 @@ impl<'py> Array<'py> {
             return Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides)));
         }
         let shape: [Ix; N] = self.shape.clone().try_into().map_err(|_| ranks())?;
-        let elements: Vec<Ix> = self.strides.iter().map(|stride| *stride as usize / self.itemsize).collect();
+        let elements: Vec<Ix> = self.strides.iter().map(|stride| *stride as usize / self.imported.itemsize).collect();
         let strides: [Ix; N] = elements.try_into().map_err(|_| ranks())?;
         Ok([shape.into_dimension(), strides.into_dimension()])
     }
@@ -256,8 +284,8 @@ impl<'py> Array<'py> {
     /// Pages and geometry of a packed cache.
     pub fn cache_geometry(&self, spec: &FamilySpec) -> Result<(usize, Geometry), Error> {
         let (pages, geometry) = geometry_of_shape(spec, self.name, &self.shape, &self.strides)?;
-        if pages > 0 && !(self.data as usize).is_multiple_of(ALIGNMENT) {
-            let got = format!("address {:p}", self.data);
+        if pages > 0 && !(self.imported.data as usize).is_multiple_of(ALIGNMENT) {
+            let got = format!("address {:p}", self.imported.data);
             return Err(Error::value(self.name, format!("{ALIGNMENT}-byte aligned"), got));
         }
         Ok((pages, geometry))
@@ -277,27 +305,4 @@ impl<'py> Array<'py> {
         // SAFETY: as in `bytes`, and the array is writeable.
         Ok(unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len()) })
     }
-}
-
-fn dtype_of(name: &str) -> Option<DType> {
-    Some(match name {
-        "uint8" => DType::U8,
-        "int32" => DType::I32,
-        "int64" => DType::I64,
-        "uint16" | "bfloat16" => DType::Bf16,
-        "float16" => DType::F16,
-        "float32" => DType::F32,
-        _ => return None,
-    })
-}
-
-/// The refusal of an object that is no numpy array, which names the device of an array that lives elsewhere.
-fn not_an_array(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Error> {
-    if let Ok(device) = object.call_method0("__dlpack_device__") {
-        let (kind, ordinal): (i32, i32) = device.extract()?;
-        let got = format!("an array on DLPack device ({kind}, {ordinal})");
-        let accepted = "a numpy array (this build has no GPU kernels; numpy.asarray takes arrays of other libraries)";
-        return Ok(Error::value(name, accepted, got));
-    }
-    Ok(Error::wrong_type(name, "a numpy array", type_name(object)))
 }

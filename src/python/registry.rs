@@ -53,7 +53,7 @@ pub(super) fn registry<'py>(py: Python<'py>, kv_cache_format: Argument<String>) 
         .collect()
 }
 
-/// Facts about this build and process. Opens the CUDA driver if the build has the GPU backend.
+/// Facts about this build and process. Opens the CUDA driver.
 #[pyfunction]
 pub(super) fn show_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let facts = PyDict::new(py);
@@ -61,14 +61,13 @@ pub(super) fn show_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     facts.set_item("build_id", crate::BUILD_ID)?;
     facts.set_item("num_threads", crate::num_threads())?;
     facts.set_item("cuda_driver", cuda_driver(py)?)?;
-    facts.set_item("gpu_kernels", false)?;
+    facts.set_item("gpu_kernels", crate::plan::KERNELS.len())?;
     let variables = PyDict::new(py);
     variables.set_item(crate::NUM_THREADS_VARIABLE, std::env::var(crate::NUM_THREADS_VARIABLE).ok())?;
     facts.set_item("environment", variables)?;
     Ok(facts)
 }
 
-#[cfg(feature = "cuda")]
 fn cuda_driver(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let facts = PyDict::new(py);
     match crate::cuda::probe() {
@@ -83,12 +82,5 @@ fn cuda_driver(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         }
         Err(error) => facts.set_item("unavailable", error.to_string())?,
     }
-    Ok(facts)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_driver(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let facts = PyDict::new(py);
-    facts.set_item("unavailable", "built without the `cuda` feature")?;
     Ok(facts)
 }

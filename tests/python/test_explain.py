@@ -319,10 +319,28 @@ def test_capability_below_9_is_refused_by_name(capability):
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (12, 3), (99, 9)])
-def test_capability_is_refused_by_a_build_without_gpu_kernels(capability):
+def test_capability_of_the_portable_kernels(capability):
     answer = explain_decode("dsv4", **BASE, compute_capability=capability)
-    check_refusal(answer, {"compute_capability": capability}, {"compute_capability"}, set())
-    assert "GPU" in answer.reasons[0] or "CUDA" in answer.reasons[0]
+    assert answer
+    assert answer.kernel.startswith("sm_90/")
+
+
+@pytest.mark.parametrize(
+    ("family", "request_", "argument"),
+    [
+        ("dsv4", {"kv_cache_format": "nvfp4"}, "kv_cache_format"),
+        ("glm_nsa", {"kv_cache_format": "nvfp4"}, "kv_cache_format"),
+        ("dsv4_1", {"extra_topk": 8, "extra_kv_fp4": True}, "extra_kv_fp4"),
+        ("dsv4_1_inline", {"extra_kv_fp4": True}, "extra_kv_fp4"),
+    ],
+)
+def test_what_only_the_cpu_serves(family, request_, argument):
+    assert explain_decode(family, **BASE, **request_)
+    answer = explain_decode(family, **BASE, **request_, compute_capability=(12, 0))
+    assert not answer
+    assert len(answer.reasons) == 1
+    assert answer.reasons[0].startswith(f"`{argument}` must be")
+    assert "GPU" in answer.reasons[0]
 
 
 def test_capability_joins_the_other_reasons():

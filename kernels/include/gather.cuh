@@ -1,0 +1,73 @@
+// Gathering rows: each PV warp brings ROWS_PER_WARP rows of every chunk to shared memory, by one bulk copy a row.
+// Lane r < ROWS_PER_WARP looks after row r of the warp. Indices are loaded one chunk ahead of the copies that need them.
+#pragma once
+#include "args.cuh"
+#include "tile.cuh"
+
+__device__ __align__(128) u8 zero_row[1152];  // what an absent candidate reads; never written
+
+template <class T>
+struct Gather {
+  using Format = typename T::Format;
+
+  const DecodeArgs& args;
+  const Work& work;
+  u32 shared;
+  int warp, lane;   // among the PV warps
+  int upcoming;     // slot of this lane's row in the next chunk to be issued; -1: absent
+
+  DEVICE Gather(const DecodeArgs& args_, const Work& work_, u32 shared_, int warp_, int lane_)
+      : args(args_), work(work_), shared(shared_), warp(warp_), lane(lane_), upcoming(-1) {}
+
+  // The slot of this lane's row in a chunk of this CTA, checked against the cache.
+  DEVICE int slot(int chunk) const {
+    const int of_token = work.first_chunk + chunk;
+    const bool is_extra = of_token >= work.main_chunks;
+    const CandidateArgs& from = is_extra ? args.extra : args.main;
+    const int length = is_extra ? work.extra_length : work.length;
+    const int position = (of_token - (is_extra ? work.main_chunks : 0)) * T::CHUNK + warp * T::ROWS_PER_WARP + lane;
+    if (lane >= T::ROWS_PER_WARP || chunk >= work.chunks || position >= length) return -1;
+    const int index = __ldg(from.indices + work.token * from.indices_stride + position);
+    return static_cast<u32>(index) < from.num_slots ? index : -1;
+  }
+
+  // Starts the copies of a chunk whose slots are `slot`.
+  DEVICE void issue(int chunk, int stage, int slot) const {
+    const CandidateArgs& from = work.first_chunk + chunk >= work.main_chunks ? args.extra : args.main;
+    const bool present = slot >= 0;
+    const u32 mask = __ballot_sync(~0u, present);
+    const u32 full = T::full(shared, stage);
+    if (lane == 0) {
+      ptx::store_u8(shared + T::PRESENT_AT + stage * T::PV_WARPS + warp, mask);
+      ptx::mbarrier_arrive_expect(full, T::WARP_BULK_BYTES);
+    }
+    const u32 page = from.page_shift >= 0 ? static_cast<u32>(slot) >> from.page_shift : slot / from.page_block_size;
+    const u32 row = slot - page * from.page_block_size;
+    const u8* page_start = from.cache + static_cast<i64>(page) * from.page_stride;
+    const u32 advance = Format::FOOTER ? Format::FOOTER_AT : from.row_stride;
+    const u8* data = present ? page_start + static_cast<u64>(row) * advance : zero_row;
+    const u8* footer = present ? page_start + static_cast<u64>(from.page_block_size) * Format::FOOTER_AT +
+                                     static_cast<u64>(row) * Format::FOOTER
+                               : zero_row;
+    __syncwarp();
+    const u32 first = shared + T::ROWS_AT + (stage * T::CHUNK + warp * T::ROWS_PER_WARP) * Format::ROW;
+#pragma unroll
+    for (int r = 0; r < T::ROWS_PER_WARP; r++) {
+      // Straight-line code with one elected lane: a divergent loop over lanes costs more than ten times as much.
+      const u32 to = first + r * Format::ROW;
+      ptx::bulk_copy_elected(to, broadcast(data, r), Format::COPY, full);
+      if (Format::FOOTER == 16) ptx::bulk_copy_elected(to + Format::SCALES, broadcast(footer, r), 16, full);
+    }
+    if (Format::FOOTER == 8 && lane < T::ROWS_PER_WARP) {
+      ptx::async_copy_8(first + lane * Format::ROW + Format::SCALES, footer, present);
+      ptx::async_copies_arrive(full);
+    }
+  }
+
+  static DEVICE u64 broadcast(const u8* pointer, int from_lane) {
+    const u64 address = reinterpret_cast<u64>(pointer);
+    const u32 low = __shfl_sync(~0u, static_cast<u32>(address), from_lane);
+    const u32 high = __shfl_sync(~0u, static_cast<u32>(address >> 32), from_lane);
+    return static_cast<u64>(high) << 32 | low;
+  }
+};

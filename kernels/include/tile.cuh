@@ -1,0 +1,85 @@
+// Shape of a CTA's work and of its shared memory.
+#pragma once
+#include "args.cuh"
+
+// One CTA serves one token, HEAD_TILES * 16 heads and one split of the token's candidates, CHUNK at a time. QK_WARPS warps
+// compute scores and weights, PV_WARPS warps gather rows and accumulate values; they meet at mbarriers only.
+template <class Format_, int HEAD_TILES_, int QK_GROUPS_, int STAGES_>
+struct Tile {
+  using Format = Format_;
+  static constexpr int HEAD_TILES = HEAD_TILES_;        // 16-head tiles of the CTA
+  static constexpr int QK_GROUPS = QK_GROUPS_;          // groups of four QK warps; a group serves its own head tiles
+  static constexpr int STAGES = STAGES_;                // chunks in flight
+  static constexpr int CHUNK = 32;
+  static constexpr int PV_WARPS = 8;
+  static constexpr int QK_WARPS = 4 * QK_GROUPS;
+  static constexpr int THREADS = 32 * (QK_WARPS + PV_WARPS);
+  static constexpr int HEADS = 16 * HEAD_TILES;
+  static constexpr int TILES_PER_GROUP = HEAD_TILES / QK_GROUPS;
+  static constexpr int ROWS_PER_WARP = CHUNK / PV_WARPS;
+  static constexpr int D_QK = Format::QUANTISED + Format::ROPE;
+  static constexpr int PV_DIMS = Format::D_V / PV_WARPS;  // value dimensions of a PV warp
+
+  // ---- K dimensions of a QK warp, in steps of 16: E4M3 steps, then its share of the RoPE lanes.
+  // Where the quantised dimensions do not make whole scale groups for four warps (dsv4: seven groups), the RoPE lanes
+  // stand in for the last group of the last warp.
+  static constexpr int STEPS_PER_GROUP = Format::GROUP / 16;
+  static constexpr bool ROPE_IS_LAST_GROUP = Format::QUANTISED / Format::GROUP % 4 != 0;
+  static constexpr int GROUPS = (Format::QUANTISED / Format::GROUP + 3) / 4;
+  static constexpr int STEPS = GROUPS * STEPS_PER_GROUP;
+  static constexpr int ROPE_STEPS = ROPE_IS_LAST_GROUP ? 0 : Format::ROPE / 64;
+  static_assert(STEPS % 4 == 0 && TILES_PER_GROUP * QK_GROUPS == HEAD_TILES, "");
+
+  // ---- shared memory, bytes from its start
+  static constexpr int WEIGHT_STRIDE = CHUNK + 8;                                   // f16 per head, conflict-free
+  static constexpr int WEIGHT_BYTES = HEADS * WEIGHT_STRIDE * 2;                    // of one stage
+  static constexpr int EXCHANGE_SLOT = 512;                                         // one 16 x 8 tile of f32
+  static constexpr int ROWS_AT = 0;
+  static constexpr int WEIGHTS_AT = STAGES * CHUNK * Format::ROW;                   // [STAGES][HEADS][WEIGHT_STRIDE] f16
+  static constexpr int EXCHANGE_AT = WEIGHTS_AT + STAGES * WEIGHT_BYTES;            // [QK warp][3][TILES_PER_GROUP] tiles
+  static constexpr int RESCALE_AT = EXCHANGE_AT + 12 * HEAD_TILES * EXCHANGE_SLOT;  // [STAGES][HEADS] f32
+  static constexpr int REDUCE_AT = RESCALE_AT + STAGES * HEADS * 4;                 // [4][HEADS] f32
+  static constexpr int BARRIERS_AT = REDUCE_AT + 4 * HEADS * 4;                     // full, free, weighted: [3][STAGES] u64
+  static constexpr int RAISED_AT = BARRIERS_AT + 3 * STAGES * 8;                    // [STAGES] u32
+  static constexpr int PRESENT_AT = RAISED_AT + STAGES * 4;                         // [STAGES][PV warp] u8
+  static constexpr int SHARED_BYTES = PRESENT_AT + STAGES * PV_WARPS;
+  static_assert(SHARED_BYTES <= 101376, "shared memory of a block on SM120");
+
+  // What completes a stage: every PV warp's bulk copies, and where footers are 8 bytes every row's small copy.
+  static constexpr int FULL_ARRIVALS = PV_WARPS + (Format::FOOTER == 8 ? CHUNK : 0);
+  static constexpr u32 WARP_BULK_BYTES = ROWS_PER_WARP * (Format::COPY + (Format::FOOTER == 16 ? 16 : 0));
+
+  static DEVICE u32 full(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
+  static DEVICE u32 free(u32 shared, int stage) { return shared + BARRIERS_AT + (STAGES + stage) * 8; }
+  static DEVICE u32 weighted(u32 shared, int stage) { return shared + BARRIERS_AT + (2 * STAGES + stage) * 8; }
+};
+
+// The part of a token's candidates that a CTA works through.
+struct Work {
+  int token, head_group, split;
+  int length, extra_length;  // candidates of the two caches
+  int main_chunks;           // chunks before the first chunk of the extra cache
+  int first_chunk, chunks;
+
+  template <class T>
+  static DEVICE Work of(const DecodeArgs& args) {
+    Work work;
+    const int head_groups = (args.num_heads + T::HEADS - 1) / T::HEADS;
+    work.head_group = blockIdx.x % head_groups;  // fastest, so that CTAs that share rows run together
+    work.token = blockIdx.x / head_groups % args.num_tokens;
+    work.split = blockIdx.x / head_groups / args.num_tokens;
+    work.length = length_of(args.main, work.token);
+    if (T::Format::WINDOW > 0) work.length = min(work.length, T::Format::WINDOW);
+    work.extra_length = length_of(args.extra, work.token);
+    work.main_chunks = (work.length + T::CHUNK - 1) / T::CHUNK;
+    const i64 all = work.main_chunks + (work.extra_length + T::CHUNK - 1) / T::CHUNK;
+    work.first_chunk = static_cast<int>(all * work.split / args.splits);
+    work.chunks = static_cast<int>(all * (work.split + 1) / args.splits) - work.first_chunk;
+    return work;
+  }
+
+  static DEVICE int length_of(const CandidateArgs& candidates, int token) {
+    if (candidates.lengths == nullptr) return candidates.topk;
+    return min(max(__ldg(candidates.lengths + token), 0), candidates.topk);
+  }
+};

@@ -1,0 +1,233 @@
+//! The one launch path of decode.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+
+use super::args::{CandidateArgs, DecodeArgs};
+use super::device::Device;
+use super::driver::refused;
+use super::workspace::Workspace;
+use crate::plan::{DecodePlan, FEW_SPLITS};
+use crate::{Error, LseBase, PageLayout};
+
+/// Threads of a block of `merge_many`, and value dimensions it serves.
+const MERGE_MANY_THREADS: usize = 256;
+const MERGE_MANY_DIMS: usize = 128;
+
+/// Type of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum OutType {
+    /// bfloat16.
+    Bf16 = 0,
+    /// float16.
+    F16 = 1,
+    /// float32.
+    F32 = 2,
+}
+
+/// A packed cache in device memory.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheOnDevice {
+    /// First page; 16-byte aligned.
+    pub pointer: CUdeviceptr,
+    /// Number of pages.
+    pub pages: usize,
+    /// Their layout.
+    pub layout: PageLayout,
+}
+
+/// A cache with the slots that are read from it.
+#[derive(Debug, Clone, Copy)]
+pub struct CandidatesOnDevice {
+    /// The cache.
+    pub cache: CacheOnDevice,
+    /// int32 `[T, K]`.
+    pub indices: CUdeviceptr,
+    /// Elements from row to row of `indices`.
+    pub indices_stride: i64,
+    /// int32 `[T]`, or 0.
+    pub lengths: CUdeviceptr,
+}
+
+/// Everything a decode reads and writes, as device pointers.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeOnDevice {
+    /// bfloat16 `[T, H, d_qk]`, contiguous, 16-byte aligned.
+    pub q: CUdeviceptr,
+    /// Primary cache and candidates.
+    pub main: CandidatesOnDevice,
+    /// Secondary cache and candidates.
+    pub extra: Option<CandidatesOnDevice>,
+    /// float32 `[H]`, or 0.
+    pub sink: CUdeviceptr,
+    /// `[T, H, d_v]`.
+    pub out: CUdeviceptr,
+    /// Type of `out`.
+    pub out_type: OutType,
+    /// Elements from token to token and from head to head of `out`.
+    pub out_strides: [i64; 2],
+    /// float32 `[T, H]`, or 0.
+    pub lse: CUdeviceptr,
+    /// Elements from token to token of `lse`.
+    pub lse_stride: i64,
+    /// Softmax scale.
+    pub sm_scale: f32,
+    /// Base of `lse`.
+    pub lse_base: LseBase,
+}
+
+impl Device {
+    /// Enqueues a decode on `stream`. Allocates nothing and waits for nothing once the modules are loaded.
+    ///
+    /// # Errors
+    /// [`Error::Value`] if the workspace is too small (the text says how many bytes are needed); [`Error::Device`] if the
+    /// driver refuses, or if the stream is being captured while a module is not loaded yet.
+    ///
+    /// # Safety
+    /// Every pointer must be valid on this device for the shapes of `plan`, until the work is done; `out`, `lse` and the
+    /// workspace must not overlap each other or an input, nor be used by other work meanwhile; `stream` must belong to
+    /// this device's primary context (null: its default stream).
+    pub unsafe fn decode(
+        &self,
+        plan: &DecodePlan,
+        decode: &DecodeOnDevice,
+        workspace: Workspace,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        if plan.num_tokens == 0 {
+            return Ok(());
+        }
+        let needed = plan.workspace_bytes();
+        if workspace.bytes < needed {
+            return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
+        }
+        let grid = u32::try_from(plan.grid())
+            .ok()
+            .filter(|grid| *grid <= i32::MAX as u32)
+            .ok_or_else(|| Error::value("q", "small enough for one launch", format!("{} CTAs", plan.grid())))?;
+        let _context = self.enter()?;
+        let kernel = plan.kernel;
+        let decode_function = self.function(kernel.module, kernel.entry, stream)?;
+        let merge = match plan.splits {
+            1 => None,
+            few if few <= FEW_SPLITS => Some(("merge_few", (1, plan.d_v / 4))),
+            _ => Some(("merge_many", (plan.d_v / MERGE_MANY_DIMS, MERGE_MANY_THREADS))),
+        };
+        let merge =
+            merge.map(|(entry, shape)| Ok::<_, Error>((self.function("merge", entry, stream)?, shape))).transpose()?;
+
+        let mut args = arguments(plan, decode, workspace);
+        let mut parameters = [(&raw mut args).cast::<c_void>()];
+        let shape = Launch {
+            grid: (grid, 1),
+            threads: kernel.threads as u32,
+            shared_bytes: kernel.shared_bytes as u32,
+            after_previous: false,
+        };
+        // SAFETY: the kernel takes one DecodeArgs, whose pointers the caller vouches for.
+        unsafe { shape.enqueue(decode_function, &mut parameters, stream) }?;
+        if let Some((function, (blocks, threads))) = merge {
+            let mut d_v = plan.d_v as i32;
+            let mut parameters = [(&raw mut args).cast::<c_void>(), (&raw mut d_v).cast::<c_void>()];
+            let shape = Launch {
+                grid: ((plan.num_tokens * plan.num_heads) as u32, blocks as u32),
+                threads: threads as u32,
+                shared_bytes: 0,
+                after_previous: true,
+            };
+            // SAFETY: the kernel takes a DecodeArgs and an int; the workspace is as long as the plan says.
+            unsafe { shape.enqueue(function, &mut parameters, stream) }?;
+        }
+        Ok(())
+    }
+}
+
+fn arguments(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -> DecodeArgs {
+    let [topk, extra_topk] = plan.topk;
+    DecodeArgs {
+        main: candidates(&decode.main, topk),
+        extra: decode.extra.as_ref().map_or(CandidateArgs::NONE, |extra| candidates(extra, extra_topk)),
+        q: decode.q,
+        out: decode.out,
+        lse: decode.lse,
+        sink: decode.sink,
+        partial: workspace.pointer,
+        partial_state: workspace.pointer + plan.partial_bytes() as u64,
+        out_token_stride: decode.out_strides[0],
+        out_head_stride: decode.out_strides[1],
+        lse_stride: decode.lse_stride,
+        num_tokens: plan.num_tokens as i32,
+        num_heads: plan.num_heads as i32,
+        splits: plan.splits as i32,
+        scale_log2: decode.sm_scale * std::f32::consts::LOG2_E,
+        out_type: decode.out_type as i32,
+        lse_natural: i32::from(decode.lse_base == LseBase::E),
+    }
+}
+
+fn candidates(candidates: &CandidatesOnDevice, topk: usize) -> CandidateArgs {
+    let CacheOnDevice { pointer, pages, layout } = candidates.cache;
+    let page_block_size = layout.page_block_size();
+    // An int32 index reaches no further than 2^31 - 1: the cut changes nothing.
+    let num_slots = (pages as u128 * page_block_size as u128).min(1 << 31) as u32;
+    CandidateArgs {
+        cache: pointer,
+        indices: candidates.indices,
+        lengths: candidates.lengths,
+        page_stride: layout.page_stride() as i64,
+        indices_stride: candidates.indices_stride,
+        num_slots,
+        page_block_size: page_block_size.min(1 << 31) as u32,
+        page_shift: if page_block_size.is_power_of_two() {
+            page_block_size.trailing_zeros().min(31) as i32
+        } else {
+            -1
+        },
+        row_stride: layout.row_stride() as u32,
+        topk: topk as i32,
+        reserved: 0,
+    }
+}
+
+struct Launch {
+    grid: (u32, u32),
+    threads: u32,
+    shared_bytes: u32,
+    /// Starts beside the previous kernel of the stream and waits for it inside (programmatic dependent launch).
+    after_previous: bool,
+}
+
+impl Launch {
+    /// # Safety
+    /// `parameters` must be what `function` takes.
+    unsafe fn enqueue(
+        &self,
+        function: sys::CUfunction,
+        parameters: &mut [*mut c_void],
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid.0,
+            gridDimY: self.grid.1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.after_previous),
+        };
+        // SAFETY: the caller vouches for function and parameters; `config` and `attribute` outlive the call.
+        unsafe { sys::cuLaunchKernelEx(&config, function, parameters.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(refused("cuLaunchKernelEx"))
+    }
+}

@@ -1,0 +1,62 @@
+//! Arrays that a call writes: the caller's, or new ones of the kind the queries are.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use super::array::{Array, DType, Place};
+use super::decode::Queries;
+use super::import::Importer;
+use crate::Error;
+
+/// `out` (with its last dimension d_v) or `lse` (without): `[T, H, d_v]`, or `[B, Q, H, d_v]` for 4-D queries; the caller's
+/// or a new one. Returns its object, and it as `[T, H, d_v]`.
+pub(super) fn array<'py>(
+    q: &Queries<'py>,
+    name: &'static str,
+    given: Option<&Bound<'py, PyAny>>,
+    d_v: Option<usize>,
+    importer: &Importer,
+) -> PyResult<(Bound<'py, PyAny>, Array<'py>)> {
+    let accepted: &[DType] = if d_v.is_some() { &[DType::Bf16, DType::F16, DType::F32] } else { &[DType::F32] };
+    let shape_after = |leading: &[usize]| [leading, &[q.num_heads()], d_v.as_slice()].concat();
+    let own = shape_after(q.leading());
+    let object = match given {
+        Some(object) => object.clone(),
+        None => empty(q, name, &own, d_v.is_some())?,
+    };
+    let array = Array::import(name, &object, accepted, importer)?;
+    if array.shape != own && array.shape != shape_after(&[q.num_tokens()]) {
+        return Err(Error::value(name, format!("of shape {own:?}"), format!("{:?}", array.shape)).into());
+    }
+    array.require_dense_rows()?;
+    Ok((object, array.flatten_leading(own.len() - q.leading().len())?))
+}
+
+/// A new array in the library of the queries, in their type or float32.
+fn empty<'py>(q: &Queries<'py>, name: &str, shape: &[usize], like_q: bool) -> PyResult<Bound<'py, PyAny>> {
+    let object = &q.original.object;
+    let py = object.py();
+    let shape = PyTuple::new(py, shape)?;
+    let module = object.get_type().module()?.to_string();
+    match module.split('.').next().unwrap_or_default() {
+        "torch" => {
+            let options = PyDict::new(py);
+            if !like_q {
+                options.set_item("dtype", py.import("torch")?.getattr("float32")?)?;
+            }
+            object.call_method("new_empty", (shape,), Some(&options))
+        }
+        library @ ("numpy" | "cupy") => {
+            let dtype = if like_q { object.getattr("dtype")? } else { "float32".into_pyobject(py)?.into_any() };
+            py.import(library)?.call_method1("empty", (shape, dtype))
+        }
+        _ if q.place() == Place::Host => {
+            let dtype = if like_q { "uint16" } else { "float32" };
+            py.import("numpy")?.call_method1("empty", (shape, dtype))
+        }
+        library => {
+            let accepted = format!("given for queries of `{library}`, whose arrays cannot be made here");
+            Err(Error::value(name, accepted, "None").into())
+        }
+    }
+}
