@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-RUST_SOURCES := $(shell find src -name '*.rs') build.rs Cargo.toml Cargo.lock
+RUST_SOURCES := $(shell find src -name '*.rs') $(wildcard kernels/ptx/*) build.rs Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rust test-python lint bench wheel develop fuzz clean
+.PHONY: help demo test test-rust test-python test-ptx ptx lint bench wheel develop fuzz clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,7 +14,7 @@ help: ## list the verbs
 demo: $(VENV)/.built ## what is supported, every cache format packed and decoded, errors and a plot in demo-output/
 	$(BIN)/sparse-mla demo --output demo-output
 
-test: test-rust test-python ## all tests
+test: test-ptx test-rust test-python ## all tests
 
 test-rust: ## Rust tests without and with features, documentation, package
 	cargo test --quiet
@@ -25,12 +25,18 @@ test-rust: ## Rust tests without and with features, documentation, package
 test-python: $(VENV)/.built ## Python tests
 	$(BIN)/pytest -q
 
+test-ptx: .ptx/.installed ## committed PTX = compiled sources; it assembles for every target without spills
+	$(BIN)/python kernels/check.py
+
+ptx: .ptx/.installed ## compile the kernels to kernels/ptx
+	$(BIN)/python kernels/check.py --write
+
 lint: $(VENV)/.built ## formats, lints and types of both languages
 	cargo fmt --check
 	cargo clippy --quiet --all-features --all-targets -- -D warnings
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
-	$(BIN)/mypy --no-error-summary python examples benches tools
+	$(BIN)/mypy --no-error-summary python examples tools kernels
 	$(BIN)/basedpyright --level error python examples benches
 	$(BIN)/python -m mypy.stubtest sparse_mla --ignore-missing-stub --mypy-config-file pyproject.toml
 
@@ -46,12 +52,18 @@ wheel: $(VENV)/.tools ## the release wheel in dist/
 develop: $(VENV)/.built ## build the extension into .venv, editable
 
 clean: ## remove everything that was built
-	rm -rf target dist demo-output $(VENV)
+	rm -rf target dist demo-output .ptx $(VENV)
 	find python -name '*.so' -delete
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+
+.ptx/.installed: $(BIN)/python kernels/requirements-compiler.txt kernels/requirements-floor.txt
+	rm -rf .ptx
+	$(PIP) install --no-deps --require-hashes --target .ptx/compiler -r kernels/requirements-compiler.txt
+	$(PIP) install --no-deps --require-hashes --target .ptx/floor -r kernels/requirements-floor.txt
+	@touch $@
 
 $(VENV)/.tools: $(BIN)/python pyproject.toml tools/extras.py
 	$(PIP) install 'maturin>=1.16,<2' $$($(BIN)/python tools/extras.py demo test lint)

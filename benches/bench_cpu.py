@@ -46,8 +46,6 @@ def main() -> None:
     facts = machine()
     for name, fact in facts.items():
         print(f"{name}: {fact}", file=sys.stderr)
-    if facts["load_average_at_start"] > 0.5:
-        print("Other programs are running: threads wait for each other and ratios mean little.", file=sys.stderr)
     results: list[Result] = []
     for suite in (
         suites.queries(arguments.runs),
@@ -129,12 +127,15 @@ def print_table(results: list[Result], facts: dict[str, Any]) -> None:
             target = f"<= {duration(result.target)}" if result.ratio is None else f">= {result.target:g}x"
         met = {None: "", True: "yes", False: "no"}[result.met]
         print(f"| {result.name} | {duration(result.ours_seconds)} | {numpy_time} | {ratio} | {target} | {met} |")
+    if disturbed := [result.name for result in results if result.disturbed_turns]:
+        print(f"\nOther programs ran meanwhile, so that these ratios mean little: {'; '.join(disturbed)}.")
 
 
 def show(result: Result) -> str:
     """One line of progress."""
     ratio = "" if result.ratio is None else f", {result.ratio:.2f}x"
-    return f"{duration(result.ours_seconds)}{ratio}"
+    disturbed = f" ({result.disturbed_turns} turns disturbed)" if result.disturbed_turns else ""
+    return f"{duration(result.ours_seconds)}{ratio}{disturbed}"
 
 
 def duration(seconds: float) -> str:

@@ -34,6 +34,8 @@ class Result:
     """Timed runs of ours."""
     target: float | None = None
     """Largest `ours_seconds`, or smallest ratio where numpy was measured."""
+    disturbed_turns: int | None = None
+    """Turns during which other programs ran; None where that was not looked at."""
 
     @property
     def ratio(self) -> float | None:
@@ -54,8 +56,13 @@ def queries(runs: int) -> Iterator[Result]:
     yield Result("import sparse_mla, numpy imported", median(seconds), None, len(seconds), 15e-3)
 
     config = sparse_mla.supported_sparse_mla_sm120_configs()["dsv4"]
-    names: dict[str, object] = {"config": config, "explain_decode": sparse_mla.explain_decode}
+    names: dict[str, object] = {
+        "config": config,
+        "explain_decode": sparse_mla.explain_decode,
+        "empty": lambda num_heads, topk: True,
+    }
     for call, target in (
+        ("empty(64, 1152)", None),  # a Python function that does nothing: how fast this machine is right now
         ("config.supports_decode(64, 1152)", 150e-9),
         ("config.supports_decode(64, 1152, num_tokens=16, page_block_size=256)", None),
         ("explain_decode('dsv4', num_heads=64, topk=1152)", None),
@@ -66,7 +73,15 @@ def queries(runs: int) -> Iterator[Result]:
         ("explain_decode('dsv4', num_heads=256, topk=0)", None),
     ):
         seconds = per_call(call, names, 2 * runs)
-        yield Result(call, median(seconds), None, len(seconds), target)
+        yield Result(f"`{call}`", median(seconds), None, len(seconds), target)
+
+
+def beside_numpy(
+    name: str, sides: tuple[Callable[[], object], Callable[[], object]], runs: int, target: float | None
+) -> Result:
+    """Times ours and numpy's in turns."""
+    turns = in_turns(*sides, turns=runs)
+    return Result(name, median(turns.ours), median(turns.theirs), len(turns.ours), target, turns.disturbed)
 
 
 def decode(family_names: list[str], runs: int) -> Iterator[Result]:
@@ -81,9 +96,8 @@ def decode(family_names: list[str], runs: int) -> Iterator[Result]:
             for num_tokens in (1, 16):
                 q = rng.standard_normal((num_tokens, num_heads, row["d_qk"])).astype(ml_dtypes.bfloat16).view(np.uint16)
                 indices = rng.integers(0, POOL_SLOTS, (num_tokens, TOPK), np.int32)
-                ours_seconds, numpy_seconds = in_turns(*decode_sides(cache, row, q, indices, theirs), turns=runs)
-                name = f"decode {row['family']} H={num_heads} T={num_tokens} K={TOPK}"
-                yield Result(name, median(ours_seconds), median(numpy_seconds), len(ours_seconds), 1.0)
+                sides = decode_sides(cache, row, q, indices, theirs)
+                yield beside_numpy(f"decode {row['family']} H={num_heads} T={num_tokens} K={TOPK}", sides, runs, 1.0)
 
 
 def decode_sides(
@@ -119,9 +133,8 @@ def codecs(runs: int) -> Iterator[Result]:
     """
     for row in sparse_mla.families():
         for work, ours, theirs, target in codec_sides(row):
-            ours_seconds, numpy_seconds = in_turns(ours, theirs, turns=runs)
             name = f"{work} {row['family']} {row['kv_cache_format']}, {CODEC_ROWS} tokens"
-            yield Result(name, median(ours_seconds), median(numpy_seconds), len(ours_seconds), target)
+            yield beside_numpy(name, (ours, theirs), runs, target)
 
 
 def codec_sides(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import time
 import timeit
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,22 +17,54 @@ if TYPE_CHECKING:
 # Between sides: worker threads of the side that ran last wait in loops for a while and would slow the other one.
 REST_SECONDS = 0.1
 TURN_SECONDS = 0.1
+# A turn is repeated when other programs used more than this share of a core meanwhile: threads of both sides then wait
+# for each other, which costs a side with busy waiting many times more than one without.
+OTHERS_SHARE = 0.1
+MOST_REPEATS = 20
 
 
-def in_turns(ours: Callable[[], object], theirs: Callable[[], object], turns: int) -> tuple[list[float], list[float]]:
-    """Seconds of every timed call of both sides. A turn starts with a call that is not timed; the order alternates."""
-    sides = (ours, theirs)
-    seconds: tuple[list[float], list[float]] = ([], [])
+class Turns(NamedTuple):
+    """Seconds of every timed call of both sides."""
+
+    ours: list[float]
+    theirs: list[float]
+    disturbed: int
+    """Turns that count although other programs ran: no quiet moment was found."""
+
+
+def in_turns(ours: Callable[[], object], theirs: Callable[[], object], turns: int) -> Turns:
+    """Runs both sides in turns; the order alternates."""
+    result = Turns([], [], 0)
     for turn in range(turns):
-        for side in (0, 1) if turn % 2 == 0 else (1, 0):
-            time.sleep(REST_SECONDS)
-            sides[side]()
-            seconds[side].extend(one_turn(sides[side]))
-    return seconds
+        for repeat in range(MOST_REPEATS + 1):
+            start, before = time.perf_counter(), others_seconds()
+            order = (0, 1) if turn % 2 == 0 else (1, 0)
+            seconds = {side: one_turn((ours, theirs)[side]) for side in order}
+            elapsed, others = time.perf_counter() - start, others_seconds() - before
+            disturbed = others > OTHERS_SHARE * elapsed
+            if not disturbed or repeat == MOST_REPEATS:
+                break
+        result.ours.extend(seconds[0])
+        result.theirs.extend(seconds[1])
+        result = result._replace(disturbed=result.disturbed + disturbed)
+    return result
+
+
+def others_seconds() -> float:
+    """CPU seconds that everything but this process has used, a hypervisor's share included; 0 where nothing says so."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = (int(ticks) for ticks in line.split()[1:])
+    own = os.times()
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
 def one_turn(work: Callable[[], object]) -> list[float]:
-    """Seconds of calls until the turn's time is up; one at least."""
+    """Seconds of calls until the turn's time is up, one at least, after a call that is not timed."""
+    time.sleep(REST_SECONDS)
+    work()
     seconds: list[float] = []
     while sum(seconds) < TURN_SECONDS:
         start = time.perf_counter()

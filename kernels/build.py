@@ -1,12 +1,11 @@
 """Compiles the kernels to PTX with the pinned NVRTC, without a GPU, a toolkit or a host compiler.
 
-Run by `make ptx` (writes kernels/ptx) and by `make test` (compares). The compilers come from requirements-compiler.txt
+Used by check.py. The compilers come from requirements-compiler.txt
 and requirements-floor.txt, installed under .ptx/.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import re
 import struct
@@ -92,24 +91,27 @@ def kernel_table(modules: dict[str, str]) -> str:
     return "\n".join([*lines, "]", ""])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing them")
-    check = parser.parse_args().check
+def differences() -> list[str]:
+    """What differs between the committed files and what their sources compile to."""
     made = build()
     stale = [path for path, text in made.items() if not path.is_file() or path.read_text() != text]
     orphans = sorted(set((KERNELS / "ptx").iterdir()) - set(made))
-    if check:
-        for path in [*stale, *orphans]:
-            print(f"{path.relative_to(ROOT)} is not what its source compiles to; run `make ptx`")
-        return int(bool(stale or orphans))
-    for path in orphans:
+    return [
+        f"{path.relative_to(ROOT)} is not what its source compiles to; run `make ptx`" for path in [*stale, *orphans]
+    ]
+
+
+def write() -> list[str]:
+    """Writes every file and removes what no source makes; returns no differences."""
+    made = build()
+    folder = KERNELS / "ptx"
+    folder.mkdir(exist_ok=True)
+    for path in set(folder.iterdir()) - set(made):
         path.unlink()
     for path, text in made.items():
-        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return 0
+    return []
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write()

@@ -35,8 +35,10 @@ struct DecodeArgs {
   float scale_log2;        // sm_scale * log2(e)
   int out_type;            // OutType
   int lse_natural;         // 1: natural logarithm, 0: base 2
+  int out_aligned;         // 1: four adjacent outputs may be stored at once
+  int reserved;
 };
 
 enum OutType { OUT_BF16 = 0, OUT_F16 = 1, OUT_F32 = 2 };
 
-static_assert(sizeof(CandidateArgs) == 64 && sizeof(DecodeArgs) == 224, "the Rust twin has these sizes");
+static_assert(sizeof(CandidateArgs) == 64 && sizeof(DecodeArgs) == 232, "the Rust twin has these sizes");

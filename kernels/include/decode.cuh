@@ -18,7 +18,6 @@ DEVICE void decode(const DecodeArgs& args) {
   const u32 shared = ptx::shared_address(shared_memory);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const Work work = Work::of<T>(args);
-  const i64 token = work.token;
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::STAGES; stage++) {
@@ -31,41 +30,18 @@ DEVICE void decode(const DecodeArgs& args) {
 
   if (warp >= T::QK_WARPS) {
     PvWarp<T> pv(shared, warp - T::QK_WARPS, lane);
-    Gather<T> gather(args, work, shared, warp - T::QK_WARPS, lane);
+    const Gather<T> gather = {args, work, shared, warp - T::QK_WARPS, lane};
     int first[T::STAGES];
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++) first[stage] = gather.slot(stage);
     __syncthreads();
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++)
-      if (stage < work.chunks) gather.issue(stage, stage, first[stage]);
-    gather.upcoming = gather.slot(T::STAGES);
-    pv.run(gather, work);
+      if (stage < work.chunks) gather.issue(stage, gather.source(stage, first[stage]));
+    pv.run(gather, work, gather.slot(T::STAGES));
 
-    __syncthreads();  // all weights are used
-    __syncthreads();  // sums are in shared memory
-    __syncthreads();  // factors are in shared memory
-    const int first_head = work.head_group * T::HEADS;
-    if (args.splits == 1) {
-      pv.for_each_run([&](int head, int dim, const auto& run) {
-        if (first_head + head >= args.num_heads) return;
-        const float factor = ptx::load_f32(shared + T::RESCALE_AT + head * 4);
-        constexpr int COUNT = sizeof(run) / sizeof(float);
-        float final[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) final[i] = run[i] * factor;
-        store_out(args, token, first_head + head, dim, final);
-      });
-    } else if (work.chunks > 0) {
-      pv.for_each_run([&](int head, int dim, const auto& run) {
-        if (first_head + head >= args.num_heads) return;
-        const i64 row = (token * args.num_heads + first_head + head) * args.splits + work.split;
-        float* partial = args.partial + row * T::Format::D_V + dim;
-        constexpr int COUNT = sizeof(run) / sizeof(float);
-        if constexpr (COUNT == 4) *reinterpret_cast<float4*>(partial) = make_float4(run[0], run[1], run[2], run[3]);
-        else *reinterpret_cast<float2*>(partial) = make_float2(run[0], run[1]);
-      });
-    }
+    __syncthreads();  // rows, weights and sums are done with
+    pv.store_values();
   } else {
     QkWarp<T> qk(args, work, shared, warp, lane);
     if (work.chunks > 0) qk.load_q();
@@ -76,23 +52,43 @@ DEVICE void decode(const DecodeArgs& args) {
     }
     __syncthreads();
     qk.store_sums();
-    __syncthreads();
-    if (threadIdx.x < T::HEADS) {
-      const int head = work.head_group * T::HEADS + threadIdx.x;
-      float sum = 0.f;
+  }
+
+  __syncthreads();
+  const Place place = Place::of<T>(args);
+  const i64 token = place.token;
+  const int first_head = place.head_group * T::HEADS;
+  const u32 heads = min(T::HEADS, args.num_heads - first_head);
+  if (threadIdx.x < heads) {
+    const int head = first_head + threadIdx.x;
+    float sum = 0.f;
 #pragma unroll
-      for (int quarter = 0; quarter < 4; quarter++) sum += ptx::load_f32(qk.reduce_at(quarter, threadIdx.x));
-      const u32 at = shared + T::RESCALE_AT + threadIdx.x * 4;
-      const float reference = ptx::load_f32(at);
-      if (head < args.num_heads) {
-        if (args.splits == 1) {
-          ptx::store_f32(at, finish_head(args, token, head, reference, sum));
-        } else {
-          args.partial_state[(token * args.num_heads + head) * args.splits + work.split] = make_float2(reference, sum);
-        }
-      }
+    for (int quarter = 0; quarter < 4; quarter++) {
+      sum += ptx::load_f32(shared + T::REDUCE_AT + (quarter * T::HEADS + threadIdx.x) * 4);
     }
-    __syncthreads();
+    const u32 at = shared + T::RESCALE_AT + threadIdx.x * 4;  // holds the reference, then the factor
+    const float reference = ptx::load_f32(at);
+    if (args.splits == 1) {
+      ptx::store_f32(at, finish_head(args, token, head, reference, sum));
+    } else {
+      args.partial_state[(token * args.num_heads + head) * args.splits + place.split] = make_float2(reference, sum);
+    }
+  }
+  if (args.splits > 1 && work.chunks == 0) return;
+  __syncthreads();
+  constexpr u32 FOURS = T::Format::D_V / 4;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < heads * FOURS; i += T::THREADS) {
+    const u32 head = i / FOURS, dim = i % FOURS * 4;
+    const float4 v = ptx::load_f32x4(shared + T::ROWS_AT + (head * T::RESULT_STRIDE + dim) * 4);
+    if (args.splits == 1) {
+      const float factor = ptx::load_f32(shared + T::RESCALE_AT + head * 4);
+      const float final[4] = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+      store_out(args, token, first_head + head, dim, final);
+    } else {
+      const i64 row = (token * args.num_heads + first_head + head) * args.splits + place.split;
+      *reinterpret_cast<float4*>(args.partial + row * T::Format::D_V + dim) = v;
+    }
   }
 }
 
@@ -101,7 +97,8 @@ struct KernelShape {
   int heads, chunk, threads, shared_bytes;
 };
 
-// An entry point and its shape: DECODE_KERNEL(name, format, 16-head tiles, groups of QK warps, stages).
+// An entry point and its shape: DECODE_KERNEL(name, format, 16-head tiles, groups of QK warps,
+// stages[, PV warps]).
 #define DECODE_KERNEL(NAME, ...)                                                                              \
   extern "C" __device__ const KernelShape NAME##_shape = {Tile<__VA_ARGS__>::HEADS, Tile<__VA_ARGS__>::CHUNK, \
                                                           Tile<__VA_ARGS__>::THREADS,                         \

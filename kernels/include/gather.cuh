@@ -6,6 +6,13 @@
 
 __device__ __align__(128) u8 zero_row[1152];  // what an absent candidate reads; never written
 
+// Where a lane's row of a chunk lies in global memory.
+struct RowSource {
+  const u8* data;
+  u32 to_footer;  // bytes from data to footer
+  bool present;
+};
+
 template <class T>
 struct Gather {
   using Format = typename T::Format;
@@ -13,53 +20,57 @@ struct Gather {
   const DecodeArgs& args;
   const Work& work;
   u32 shared;
-  int warp, lane;   // among the PV warps
-  int upcoming;     // slot of this lane's row in the next chunk to be issued; -1: absent
+  int warp, lane;  // among the PV warps
 
-  DEVICE Gather(const DecodeArgs& args_, const Work& work_, u32 shared_, int warp_, int lane_)
-      : args(args_), work(work_), shared(shared_), warp(warp_), lane(lane_), upcoming(-1) {}
+  DEVICE bool is_extra(int chunk) const { return work.first_chunk + chunk >= work.main_chunks; }
 
-  // The slot of this lane's row in a chunk of this CTA, checked against the cache.
+  // The slot of this lane's row in a chunk of this CTA, checked against the cache; -1: absent.
   DEVICE int slot(int chunk) const {
-    const int of_token = work.first_chunk + chunk;
-    const bool is_extra = of_token >= work.main_chunks;
-    const CandidateArgs& from = is_extra ? args.extra : args.main;
-    const int length = is_extra ? work.extra_length : work.length;
-    const int position = (of_token - (is_extra ? work.main_chunks : 0)) * T::CHUNK + warp * T::ROWS_PER_WARP + lane;
+    const bool extra = is_extra(chunk);
+    const CandidateArgs& from = extra ? args.extra : args.main;
+    const int length = extra ? work.extra_length : work.length;
+    const int first = work.first_chunk + chunk - (extra ? work.main_chunks : 0);
+    const int position = first * T::CHUNK + warp * T::ROWS_PER_WARP + lane;
     if (lane >= T::ROWS_PER_WARP || chunk >= work.chunks || position >= length) return -1;
     const int index = __ldg(from.indices + work.token * from.indices_stride + position);
     return static_cast<u32>(index) < from.num_slots ? index : -1;
   }
 
-  // Starts the copies of a chunk whose slots are `slot`.
-  DEVICE void issue(int chunk, int stage, int slot) const {
-    const CandidateArgs& from = work.first_chunk + chunk >= work.main_chunks ? args.extra : args.main;
-    const bool present = slot >= 0;
-    const u32 mask = __ballot_sync(~0u, present);
+  // Turns a slot into addresses: apart from issue(), so that it runs while a stage is still in use.
+  DEVICE RowSource source(int chunk, int slot) const {
+    const CandidateArgs& from = is_extra(chunk) ? args.extra : args.main;
+    const u32 page = from.page_shift >= 0 ? static_cast<u32>(slot) >> from.page_shift : slot / from.page_block_size;
+    const u32 row = slot - page * from.page_block_size;
+    const u8* page_start = from.cache + static_cast<i64>(page) * from.page_stride;
+    const u32 advance = Format::FOOTER ? Format::FOOTER_AT : from.row_stride;
+    RowSource source;
+    source.present = slot >= 0;
+    source.data = source.present ? page_start + static_cast<u64>(row) * advance : zero_row;
+    // A page of footer rows is shorter than 4 GiB, or its layout is refused.
+    const u32 to_footer = from.page_block_size * Format::FOOTER_AT - row * (Format::FOOTER_AT - Format::FOOTER);
+    source.to_footer = source.present ? to_footer : 0;
+    return source;
+  }
+
+  // Starts the copies of a chunk into a stage.
+  DEVICE void issue(int stage, const RowSource& source) const {
+    const u32 mask = __ballot_sync(~0u, source.present);
     const u32 full = T::full(shared, stage);
     if (lane == 0) {
       ptx::store_u8(shared + T::PRESENT_AT + stage * T::PV_WARPS + warp, mask);
       ptx::mbarrier_arrive_expect(full, T::WARP_BULK_BYTES);
     }
-    const u32 page = from.page_shift >= 0 ? static_cast<u32>(slot) >> from.page_shift : slot / from.page_block_size;
-    const u32 row = slot - page * from.page_block_size;
-    const u8* page_start = from.cache + static_cast<i64>(page) * from.page_stride;
-    const u32 advance = Format::FOOTER ? Format::FOOTER_AT : from.row_stride;
-    const u8* data = present ? page_start + static_cast<u64>(row) * advance : zero_row;
-    const u8* footer = present ? page_start + static_cast<u64>(from.page_block_size) * Format::FOOTER_AT +
-                                     static_cast<u64>(row) * Format::FOOTER
-                               : zero_row;
     __syncwarp();
     const u32 first = shared + T::ROWS_AT + (stage * T::CHUNK + warp * T::ROWS_PER_WARP) * Format::ROW;
 #pragma unroll
     for (int r = 0; r < T::ROWS_PER_WARP; r++) {
       // Straight-line code with one elected lane: a divergent loop over lanes costs more than ten times as much.
       const u32 to = first + r * Format::ROW;
-      ptx::bulk_copy_elected(to, broadcast(data, r), Format::COPY, full);
-      if (Format::FOOTER == 16) ptx::bulk_copy_elected(to + Format::SCALES, broadcast(footer, r), 16, full);
+      ptx::bulk_copy_elected(to, broadcast(source.data, r), Format::COPY, full);
+      if (Format::FOOTER == 16) ptx::bulk_copy_elected(to + Format::SCALES, broadcast(source.data + source.to_footer, r), 16, full);
     }
     if (Format::FOOTER == 8 && lane < T::ROWS_PER_WARP) {
-      ptx::async_copy_8(first + lane * Format::ROW + Format::SCALES, footer, present);
+      ptx::async_copy_8(first + lane * Format::ROW + Format::SCALES, source.data + source.to_footer, source.present);
       ptx::async_copies_arrive(full);
     }
   }

@@ -3,21 +3,24 @@
 #include "args.cuh"
 #include "qk.cuh"
 
-// A run of 2 or 4 adjacent values, in the type of the output.
-template <int COUNT>
-DEVICE void store_out(const DecodeArgs& args, i64 token, int head, int dim, const float (&v)[COUNT]) {
+// Four adjacent values, in the type of the output.
+DEVICE void store_out(const DecodeArgs& args, i64 token, int head, int dim, const float (&v)[4]) {
   const i64 at = token * args.out_token_stride + head * args.out_head_stride + dim;
+  const u32 low = args.out_type == OUT_F16 ? ptx::pack_f16(v[0], v[1]) : ptx::pack_bf16(v[0], v[1]);
+  const u32 high = args.out_type == OUT_F16 ? ptx::pack_f16(v[2], v[3]) : ptx::pack_bf16(v[2], v[3]);
   if (args.out_type == OUT_F32) {
     float* out = static_cast<float*>(args.out) + at;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) out[i] = v[i];
+    if (args.out_aligned) {
+      *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+      out[0] = v[0], out[1] = v[1], out[2] = v[2], out[3] = v[3];
+    }
   } else {
     u16* out = static_cast<u16*>(args.out) + at;
-    const bool half = args.out_type == OUT_F16;
-#pragma unroll
-    for (int i = 0; i < COUNT; i += 2) {
-      const u32 pair = half ? ptx::pack_f16(v[i], v[i + 1]) : ptx::pack_bf16(v[i], v[i + 1]);
-      out[i] = static_cast<u16>(pair), out[i + 1] = static_cast<u16>(pair >> 16);
+    if (args.out_aligned) {
+      *reinterpret_cast<uint2*>(out) = make_uint2(low, high);
+    } else {
+      out[0] = low & 0xffff, out[1] = low >> 16, out[2] = high & 0xffff, out[3] = high >> 16;
     }
   }
 }

@@ -118,6 +118,12 @@ DEVICE bool named_barrier_any(int id, int threads, bool flag) {
       : "=r"(any) : "r"(static_cast<u32>(flag)), "r"(id), "r"(threads) : "memory");
   return any;
 }
+// Read anew at every call, so that what is made from it need not stay in registers.
+DEVICE u32 block_index() {
+  u32 index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

@@ -140,43 +140,43 @@ struct PvWarp {
   DEVICE void accumulate_rope(int stage) {
 #pragma unroll
     for (int k = 0; k < T::CHUNK / 16; k++) {
-      u32 main[M][4], rest[M][4];
-#pragma unroll
-      for (int m = 0; m < M; m++) {
-        ptx::ldmatrix_x4(main[m], weights_at(stage, m, k));
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const float2 weight = ptx::unpack_f16(main[m][e]);
-          main[m][e] = ptx::pack_bf16(weight.x, weight.y);
-          const float2 rounded = ptx::unpack_bf16(main[m][e]);
-          rest[m][e] = ptx::pack_bf16(weight.x - rounded.x, weight.y - rounded.y);
-        }
-      }
       const u32 from = values_at(stage, k) + Format::ROPE_AT;
 #pragma unroll
-      for (int d = 0; d < N / 2; d++) {
-        u32 lanes[4];
-        ptx::ldmatrix_x4_transposed(lanes, from + d * 32);
+      for (int m = 0; m < M; m++) {  // one head tile at a time: its two parts are all the registers there are
+        u32 main[4], rest[4];
+        ptx::ldmatrix_x4(main, weights_at(stage, m, k));
 #pragma unroll
-        for (int m = 0; m < M; m++)
+        for (int e = 0; e < 4; e++) {
+          const float2 weight = ptx::unpack_f16(main[e]);
+          main[e] = ptx::pack_bf16(weight.x, weight.y);
+          const float2 rounded = ptx::unpack_bf16(main[e]);
+          rest[e] = ptx::pack_bf16(weight.x - rounded.x, weight.y - rounded.y);
+        }
+#pragma unroll
+        for (int d = 0; d < N / 2; d++) {
+          u32 lanes[4];
+          ptx::ldmatrix_x4_transposed(lanes, from + d * 32);
 #pragma unroll
           for (int j = 0; j < 2; j++) {
-            ptx::mma_bf16(values[m][d * 2 + j], main[m], lanes[2 * j], lanes[2 * j + 1]);
-            ptx::mma_bf16(values[m][d * 2 + j], rest[m], lanes[2 * j], lanes[2 * j + 1]);
+            ptx::mma_bf16(values[m][d * 2 + j], main, lanes[2 * j], lanes[2 * j + 1]);
+            ptx::mma_bf16(values[m][d * 2 + j], rest, lanes[2 * j], lanes[2 * j + 1]);
           }
+        }
       }
     }
   }
 
-  DEVICE void run(Gather<T>& gather, const Work& work) {
+  // `upcoming`: slot of this lane's row in chunk STAGES, the first that is not under way.
+  DEVICE void run(const Gather<T>& gather, const Work& work, int upcoming) {
     int stage = 0, left_stage = 0;
     u32 parity = 0, left_parity = 0;
     for (int chunk = 0; chunk < work.chunks; chunk++) {
       const int refill = chunk - 1 + T::STAGES;  // into the stage that chunk - 1 leaves
       if (chunk >= 1 && refill < work.chunks) {
+        const RowSource source = gather.source(refill, upcoming);
+        upcoming = gather.slot(refill + 1);
         ptx::mbarrier_wait(T::free(shared, left_stage), left_parity);
-        gather.issue(refill, left_stage, gather.upcoming);
-        gather.upcoming = gather.slot(refill + 1);
+        gather.issue(left_stage, source);
       }
       ptx::mbarrier_wait(T::full(shared, stage), parity);
       ptx::mbarrier_wait(T::weighted(shared, stage), parity);
@@ -189,27 +189,28 @@ struct PvWarp {
     }
   }
 
-  // Calls store(head of the CTA, dimension, values[COUNT]) for every run of adjacent dimensions, values in true units.
-  template <class Store>
-  DEVICE void for_each_run(Store store) const {
+  // Values in true units to shared memory, float32 [HEADS][RESULT_STRIDE], over what is no longer needed.
+  DEVICE void store_values() const {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const int head = m * 16 + (lane >> 2) + r * 8;
+        const u32 head = shared + T::ROWS_AT + (m * 16 + (lane >> 2) + r * 8) * T::RESULT_STRIDE * 4;
         if (is_rope()) {
 #pragma unroll
           for (int n = 0; n < N; n++) {
-            const float run[2] = {values[m][n][2 * r], values[m][n][2 * r + 1]};
-            store(head, Format::QUANTISED + n * 8 + (lane & 3) * 2, run);
+            const u32 at = head + (Format::QUANTISED + n * 8 + (lane & 3) * 2) * 4;
+            ptx::store_f32(at, values[m][n][2 * r]);
+            ptx::store_f32(at + 4, values[m][n][2 * r + 1]);
           }
         } else {
 #pragma unroll
-          for (int n = 0; n < N; n += 2) {
-            const float true_unit = __uint_as_float(static_cast<u32>(unit[n / N_PER_GROUP]) << 23) * (1.f / (1 << SCALE_SHIFT));
+          for (int n = 0; n < N; n += 2) {  // an even and an odd tile interleave
+            const float true_unit =
+                __uint_as_float(static_cast<u32>(unit[n / N_PER_GROUP]) << 23) * (1.f / (1 << SCALE_SHIFT));
             const float run[4] = {values[m][n][2 * r] * true_unit, values[m][n + 1][2 * r] * true_unit,
                                   values[m][n][2 * r + 1] * true_unit, values[m][n + 1][2 * r + 1] * true_unit};
-            store(head, warp * T::PV_DIMS + n * 8 + (lane & 3) * 4, run);
+            ptx::store_f32x4(head + (warp * T::PV_DIMS + n * 8 + (lane & 3) * 4) * 4, run);
           }
         }
       }

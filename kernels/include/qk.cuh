@@ -24,6 +24,7 @@ template <class T>
 struct QkWarp {
   using Format = typename T::Format;
   static constexpr int M = T::TILES_PER_GROUP;
+  static constexpr int TILES = T::STEPS > 8 ? 1 : 2;  // candidate tiles in flight: independent accumulators
 
   const DecodeArgs& args;
   const Work& work;
@@ -145,21 +146,23 @@ struct QkWarp {
     return shared + T::ROWS_AT + (stage * T::CHUNK + ((quarter + slot) & 3) * 8 + candidate) * Format::ROW;
   }
 
-  // Scales of candidates 2*pair and 2*pair + 1 of a tile, for this warp's groups.
-  DEVICE void load_scales(u32 row, float (&scale)[T::GROUPS][2]) const {
+  // Stored scales of candidates 2*pair and 2*pair + 1 of a tile, for this warp's groups: FP32, or UE8M0 bytes in one word.
+  static constexpr int SCALE_WORDS = Format::UE8M0 ? 1 : T::GROUPS;
+  DEVICE void load_scales(u32 row, u32 (&words)[2][SCALE_WORDS]) const {
+    static_assert(!Format::UE8M0 || T::GROUPS == 4 || T::GROUPS == 2, "a word or half a word");
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       const u32 at = row + c * Format::ROW + Format::SCALES;
       if (Format::UE8M0) {
-        const u32 bytes = T::GROUPS == 4 ? ptx::load_u32(at + quarter * 4) : ptx::load_u16(at + quarter * 2);
-        static_assert(!Format::UE8M0 || T::GROUPS == 4 || T::GROUPS == 2, "");
-#pragma unroll
-        for (int g = 0; g < T::GROUPS; g++) scale[g][c] = ue8m0(bytes >> (8 * g) & 0xff);
+        words[c][0] = T::GROUPS == 4 ? ptx::load_u32(at + quarter * 4) : ptx::load_u16(at + quarter * 2);
       } else {
 #pragma unroll
-        for (int g = 0; g < T::GROUPS; g++) scale[g][c] = ptx::load_f32(at + (quarter * T::GROUPS + g) * 4);
+        for (int g = 0; g < SCALE_WORDS; g++) words[c][g] = ptx::load_u32(at + (quarter * T::GROUPS + g) * 4);
       }
     }
+  }
+  static DEVICE float scale_of(const u32 (&words)[SCALE_WORDS], int g) {
+    return Format::UE8M0 ? ue8m0(words[0] >> (8 * g) & 0xff) : __uint_as_float(words[Format::UE8M0 ? 0 : g]);
   }
 
   static DEVICE float ue8m0(u32 exponent) {  // 2^(b - 127); 0 is a subnormal number, 255 stands for NaN
@@ -168,7 +171,6 @@ struct QkWarp {
 
   // Partial scores of the chunk over this warp's dimensions, tile slot by tile slot.
   DEVICE void scores(int stage, float (&partial)[M][4][4]) const {
-    constexpr int TILES = 2;  // tiles in flight: independent accumulators
 #pragma unroll
     for (int slot = 0; slot < 4; slot += TILES) {
 #pragma unroll
@@ -177,11 +179,11 @@ struct QkWarp {
         for (int i = 0; i < TILES; i++)
 #pragma unroll
           for (int e = 0; e < 4; e++) partial[m][slot + i][e] = 0.f;
-      float scale[TILES][T::GROUPS][2];
+      u32 scales[TILES][2][SCALE_WORDS];
       u32 codes_at[TILES];
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
-        load_scales(tile_row(stage, slot + i, pair() * 2), scale[i]);
+        load_scales(tile_row(stage, slot + i, pair() * 2), scales[i]);
         codes_at[i] = tile_row(stage, slot + i, lane & 7) + (lane >> 3) * 16 + quarter * T::STEPS * 16;
       }
       float product[M][TILES][4];
@@ -215,11 +217,13 @@ struct QkWarp {
           if (step % T::STEPS_PER_GROUP == T::STEPS_PER_GROUP - 1) {
             const int g = step / T::STEPS_PER_GROUP;
 #pragma unroll
-            for (int m = 0; m < M; m++)
+            for (int i = 0; i < TILES; i++) {
+              const float even = scale_of(scales[i][0], g), odd = scale_of(scales[i][1], g);
 #pragma unroll
-              for (int i = 0; i < TILES; i++)
+              for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) partial[m][slot + i][e] += product[m][i][e] * scale[i][g][e & 1];
+                for (int e = 0; e < 4; e++) partial[m][slot + i][e] += product[m][i][e] * (e & 1 ? odd : even);
+            }
           }
         }
       }
@@ -239,7 +243,7 @@ struct QkWarp {
   // dsv4, last quarter: 64 RoPE lanes in place of a scale group.
   DEVICE void rope_products(int stage, int slot, float (&partial)[M][4][4]) const {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TILES; i++) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         u32 lanes[4];

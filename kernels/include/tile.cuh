@@ -4,14 +4,14 @@
 
 // One CTA serves one token, HEAD_TILES * 16 heads and one split of the token's candidates, CHUNK at a time. QK_WARPS warps
 // compute scores and weights, PV_WARPS warps gather rows and accumulate values; they meet at mbarriers only.
-template <class Format_, int HEAD_TILES_, int QK_GROUPS_, int STAGES_>
+template <class Format_, int HEAD_TILES_, int QK_GROUPS_, int STAGES_, int PV_WARPS_ = 8>
 struct Tile {
   using Format = Format_;
   static constexpr int HEAD_TILES = HEAD_TILES_;        // 16-head tiles of the CTA
   static constexpr int QK_GROUPS = QK_GROUPS_;          // groups of four QK warps; a group serves its own head tiles
   static constexpr int STAGES = STAGES_;                // chunks in flight
   static constexpr int CHUNK = 32;
-  static constexpr int PV_WARPS = 8;
+  static constexpr int PV_WARPS = PV_WARPS_;
   static constexpr int QK_WARPS = 4 * QK_GROUPS;
   static constexpr int THREADS = 32 * (QK_WARPS + PV_WARPS);
   static constexpr int HEADS = 16 * HEAD_TILES;
@@ -44,6 +44,8 @@ struct Tile {
   static constexpr int PRESENT_AT = RAISED_AT + STAGES * 4;                         // [STAGES][PV warp] u8
   static constexpr int SHARED_BYTES = PRESENT_AT + STAGES * PV_WARPS;
   static_assert(SHARED_BYTES <= 101376, "shared memory of a block on SM120");
+  static constexpr int RESULT_STRIDE = Format::D_V + 4;                             // f32 per head, conflict-free
+  static_assert(HEADS * RESULT_STRIDE * 4 <= RESCALE_AT, "results lie where rows, weights and exchange were");
 
   // What completes a stage: every PV warp's bulk copies, and where footers are 8 bytes every row's small copy.
   static constexpr int FULL_ARRIVALS = PV_WARPS + (Format::FOOTER == 8 ? CHUNK : 0);
@@ -54,27 +56,42 @@ struct Tile {
   static DEVICE u32 weighted(u32 shared, int stage) { return shared + BARRIERS_AT + (2 * STAGES + stage) * 8; }
 };
 
+// Which token, heads and split a CTA serves.
+struct Place {
+  int token, head_group, split;
+
+  template <class T>
+  static DEVICE Place of(const DecodeArgs& args) {
+    const u32 block = ptx::block_index();
+    const u32 head_groups = (args.num_heads + T::HEADS - 1) / T::HEADS;
+    Place place;
+    place.head_group = block % head_groups;  // fastest, so that CTAs that share rows run together
+    place.token = block / head_groups % args.num_tokens;
+    place.split = block / head_groups / args.num_tokens;
+    return place;
+  }
+};
+
 // The part of a token's candidates that a CTA works through.
 struct Work {
-  int token, head_group, split;
+  int token, head_group;
   int length, extra_length;  // candidates of the two caches
   int main_chunks;           // chunks before the first chunk of the extra cache
   int first_chunk, chunks;
 
   template <class T>
   static DEVICE Work of(const DecodeArgs& args) {
+    const Place place = Place::of<T>(args);
     Work work;
-    const int head_groups = (args.num_heads + T::HEADS - 1) / T::HEADS;
-    work.head_group = blockIdx.x % head_groups;  // fastest, so that CTAs that share rows run together
-    work.token = blockIdx.x / head_groups % args.num_tokens;
-    work.split = blockIdx.x / head_groups / args.num_tokens;
+    work.token = place.token;
+    work.head_group = place.head_group;
     work.length = length_of(args.main, work.token);
     if (T::Format::WINDOW > 0) work.length = min(work.length, T::Format::WINDOW);
     work.extra_length = length_of(args.extra, work.token);
     work.main_chunks = (work.length + T::CHUNK - 1) / T::CHUNK;
     const i64 all = work.main_chunks + (work.extra_length + T::CHUNK - 1) / T::CHUNK;
-    work.first_chunk = static_cast<int>(all * work.split / args.splits);
-    work.chunks = static_cast<int>(all * (work.split + 1) / args.splits) - work.first_chunk;
+    work.first_chunk = static_cast<int>(all * place.split / args.splits);
+    work.chunks = static_cast<int>(all * (place.split + 1) / args.splits) - work.first_chunk;
     return work;
   }
 

@@ -57,10 +57,12 @@ pub(super) struct DecodeArgs {
     pub scale_log2: f32,
     pub out_type: i32,
     pub lse_natural: i32,
+    pub out_aligned: i32,
+    pub reserved: i32,
 }
 
 // The sizes that args.cuh asserts; its fields follow in the same order and alignment.
-const _: () = assert!(size_of::<CandidateArgs>() == 64 && size_of::<DecodeArgs>() == 224);
+const _: () = assert!(size_of::<CandidateArgs>() == 64 && size_of::<DecodeArgs>() == 232);
 const _: () = assert!(offset_of!(CandidateArgs, num_slots) == 40 && offset_of!(CandidateArgs, topk) == 56);
 const _: () = assert!(offset_of!(DecodeArgs, q) == 128 && offset_of!(DecodeArgs, out_token_stride) == 176);
 const _: () = assert!(offset_of!(DecodeArgs, num_tokens) == 200 && offset_of!(DecodeArgs, lse_natural) == 220);

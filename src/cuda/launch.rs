@@ -9,7 +9,7 @@ use super::device::Device;
 use super::driver::refused;
 use super::workspace::Workspace;
 use crate::plan::{DecodePlan, FEW_SPLITS};
-use crate::{Error, LseBase, PageLayout};
+use crate::{Error, LseBase, PageLayout, Placement};
 
 /// Threads of a block of `merge_many`, and value dimensions it serves.
 const MERGE_MANY_THREADS: usize = 256;
@@ -164,14 +164,25 @@ fn arguments(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -
         scale_log2: decode.sm_scale * std::f32::consts::LOG2_E,
         out_type: decode.out_type as i32,
         lse_natural: i32::from(decode.lse_base == LseBase::E),
+        out_aligned: i32::from(out_aligned(decode)),
+        reserved: 0,
     }
+}
+
+/// Whether every group of four outputs starts at a multiple of its size.
+fn out_aligned(decode: &DecodeOnDevice) -> bool {
+    let group = if decode.out_type == OutType::F32 { 16 } else { 8 };
+    decode.out.is_multiple_of(group) && decode.out_strides.iter().all(|stride| stride % 4 == 0)
 }
 
 fn candidates(candidates: &CandidatesOnDevice, topk: usize) -> CandidateArgs {
     let CacheOnDevice { pointer, pages, layout } = candidates.cache;
-    let page_block_size = layout.page_block_size();
     // An int32 index reaches no further than 2^31 - 1: the cut changes nothing.
-    let num_slots = (pages as u128 * page_block_size as u128).min(1 << 31) as u32;
+    let num_slots = (pages as u128 * layout.page_block_size() as u128).min(1 << 31) as u32;
+    // Pages of inline rows without gaps are one long page.
+    let gapless = layout.row().placement == Placement::Inline
+        && layout.page_stride() == layout.page_block_size() * layout.row_stride();
+    let page_block_size = if gapless { 1 << 31 } else { layout.page_block_size().min(1 << 31) };
     CandidateArgs {
         cache: pointer,
         indices: candidates.indices,
@@ -179,7 +190,7 @@ fn candidates(candidates: &CandidatesOnDevice, topk: usize) -> CandidateArgs {
         page_stride: layout.page_stride() as i64,
         indices_stride: candidates.indices_stride,
         num_slots,
-        page_block_size: page_block_size.min(1 << 31) as u32,
+        page_block_size: page_block_size as u32,
         page_shift: if page_block_size.is_power_of_two() {
             page_block_size.trailing_zeros().min(31) as i32
         } else {

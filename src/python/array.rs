@@ -114,6 +114,18 @@ impl<'py> Array<'py> {
         Ok(Self { name, object: object.clone(), dtype, shape, strides, imported })
     }
 
+    /// The same memory again; `self` keeps it alive for its library, as `object` does.
+    pub fn alias(&self) -> Self {
+        Self {
+            name: self.name,
+            object: self.object.clone(),
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            strides: self.strides.clone(),
+            imported: self.imported.alias(),
+        }
+    }
+
     /// Where the array lives.
     pub fn place(&self) -> Place {
         self.imported.place

@@ -220,7 +220,7 @@ impl<'py> Queries<'py> {
             return Err(Error::value("q", accepted, format!("{:?}", original.shape)).into());
         }
         original.require_contiguous()?;
-        let flat = Array::import("q", q, &[DType::Bf16], importer)?.flatten_leading(2)?;
+        let flat = original.alias().flatten_leading(2)?;
         Ok(Self { original, flat })
     }
 

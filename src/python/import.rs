@@ -32,6 +32,23 @@ pub(super) struct Imported {
     _owner: Option<ImportedDlpack>,
 }
 
+impl Imported {
+    /// The same address, without a hold on the memory.
+    pub fn alias(&self) -> Self {
+        Self {
+            dtype: self.dtype,
+            dtype_name: String::new(),
+            shape: Vec::new(),
+            strides: Vec::new(),
+            data: self.data,
+            itemsize: self.itemsize,
+            writeable: self.writeable,
+            place: self.place,
+            _owner: None,
+        }
+    }
+}
+
 /// Imports the arrays of one call, all for the same CUDA stream: the one the caller names, else the current stream of the
 /// first array's library.
 pub(super) struct Importer {

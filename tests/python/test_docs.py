@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import sparse_mla
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,129 @@
+"""What can be shown of the PTX without a GPU; run by `make test`, and with --write by `make ptx`.
+
+Regenerated PTX equals the committed files; the oldest assembler that knows a target takes it without spills and within
+the registers and the shared memory of a block; no hidden driver call is in it. README.md has the table of what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import build
+
+FLOOR_PTXAS = build.ROOT / ".ptx" / "floor" / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+# The floor, CUDA 12.8, does not know sm_121 yet.
+PTXAS = build.COMPILER / "cuda_nvcc" / "bin" / "ptxas"
+# SM120 has the least shared memory of the targets; every kernel keeps to it.
+BLOCK_SHARED_BYTES = 101_376
+REGISTERS_PER_SM = 65_536
+TARGETS = {"sm_90": FLOOR_PTXAS, "sm_120": FLOOR_PTXAS, "sm_121": PTXAS}
+README = build.KERNELS / "README.md"
+BEGIN, END = "<!-- table: `make ptx` -->\n", "<!-- end of table -->"
+
+
+@dataclass
+class Assembled:
+    """What ptxas says of an entry point."""
+
+    entry: str
+    registers: int
+    spilled_bytes: int
+    static_shared_bytes: int
+
+
+def assemble(path: Path, target: str) -> list[Assembled]:
+    """Assembles one module for one target; exits with the assembler's words when it refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "x.cubin"
+        command = [str(TARGETS[target]), "-v", f"-arch={target}", "-o", str(cubin), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{path.name} for {target}: {done.stderr}")
+        if calls := re.findall(rb"__cuda_syscall_\w+", cubin.read_bytes()):
+            sys.exit(f"{path.name} for {target}: hidden driver call {calls[0].decode()}")
+    found: list[Assembled] = []
+    for line in done.stderr.splitlines():
+        if entry := re.search(r"Compiling entry function '(\w+)'", line):
+            found.append(Assembled(entry[1], 0, 0, 0))
+        elif spills := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            found[-1].spilled_bytes = sum(map(int, spills.groups()))
+        elif used := re.search(r"Used (\d+) registers", line):
+            found[-1].registers = int(used[1])
+            shared = re.search(r"(\d+) bytes smem", line)
+            found[-1].static_shared_bytes = int(shared[1]) if shared else 0
+    return found
+
+
+def kernel_facts() -> dict[tuple[str, str], dict[str, int]]:
+    """Heads, threads and dynamic shared memory of the decode kernels, by module and entry."""
+    facts = {}
+    pattern = r'module: "(\w+)", entry: "(\w+)", heads: (\d+), chunk: \d+, threads: (\d+), shared_bytes: (\d+)'
+    for module, entry, heads, threads, shared in re.findall(
+        pattern, (build.KERNELS / "ptx" / "kernels.rs").read_text()
+    ):
+        facts[module, entry] = {"heads": int(heads), "threads": int(threads), "shared": int(shared)}
+    return facts
+
+
+def table() -> tuple[str, list[str]]:
+    """A Markdown table of every entry point and target, and what is wrong."""
+    wrong = []
+    registers = " | ".join(f"registers {target}" for target in TARGETS)
+    lines = [
+        f"| module | PTX bytes | entry | heads | threads | shared bytes | {registers} |",
+        "|---|---|---|---|---|---|" + "---|" * len(TARGETS),
+    ]
+    facts = kernel_facts()
+    for path in sorted((build.KERNELS / "ptx").glob("*.ptx")):
+        by_target = {target: {one.entry: one for one in assemble(path, target)} for target in TARGETS}
+        for entry in sorted(by_target["sm_90"]):
+            fact = facts.get((path.stem, entry), {"heads": 0, "threads": 256, "shared": 0})
+            for target in TARGETS:
+                one = by_target[target][entry]
+                shared = one.static_shared_bytes + fact["shared"]
+                if one.spilled_bytes:
+                    wrong.append(f"{path.stem} {entry} for {target} spills {one.spilled_bytes} bytes")
+                if shared > BLOCK_SHARED_BYTES:
+                    wrong.append(
+                        f"{path.stem} {entry} needs {shared} bytes of shared memory, {BLOCK_SHARED_BYTES} exist"
+                    )
+                if one.registers * fact["threads"] > REGISTERS_PER_SM:
+                    wrong.append(f"{path.stem} {entry} for {target} needs {one.registers * fact['threads']} registers")
+            used = " | ".join(str(by_target[target][entry].registers) for target in TARGETS)
+            shared = by_target["sm_90"][entry].static_shared_bytes + fact["shared"]
+            heads = fact["heads"] or "-"
+            size = path.stat().st_size
+            lines.append(f"| {path.stem} | {size} | {entry} | {heads} | {fact['threads']} | {shared} | {used} |")
+    return "\n".join(lines) + "\n", wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write PTX and table instead of comparing them")
+    write = parser.parse_args().write
+    wrong = build.write() if write else build.differences()
+    made, faults = table()
+    wrong += faults
+    text = README.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    expected = head + BEGIN + made + END + tail
+    if write:
+        README.write_text(expected)
+    elif text != expected:
+        wrong.append("the table of kernels/README.md is not what the assembler says; run `make ptx`")
+    for fault in wrong:
+        print(fault)
+    if not wrong:
+        print(f"PTX: {made.count(chr(10)) - 2} entry points assemble for {', '.join(TARGETS)}, none spills")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
