@@ -36,18 +36,28 @@ def in_turns(ours: Callable[[], object], theirs: Callable[[], object], turns: in
     """Runs both sides in turns; the order alternates."""
     result = Turns([], [], 0)
     for turn in range(turns):
-        for repeat in range(MOST_REPEATS + 1):
-            start, before = time.perf_counter(), others_seconds()
-            order = (0, 1) if turn % 2 == 0 else (1, 0)
-            seconds = {side: one_turn((ours, theirs)[side]) for side in order}
-            elapsed, others = time.perf_counter() - start, others_seconds() - before
-            disturbed = others > OTHERS_SHARE * elapsed
-            if not disturbed or repeat == MOST_REPEATS:
+        seconds, disturbed = both_sides(ours, theirs, ours_first=turn % 2 == 0)
+        for _ in range(MOST_REPEATS):
+            if not disturbed:
                 break
+            seconds, disturbed = both_sides(ours, theirs, ours_first=turn % 2 == 0)
         result.ours.extend(seconds[0])
         result.theirs.extend(seconds[1])
         result = result._replace(disturbed=result.disturbed + disturbed)
     return result
+
+
+def both_sides(
+    ours: Callable[[], object], theirs: Callable[[], object], *, ours_first: bool
+) -> tuple[tuple[list[float], list[float]], bool]:
+    """One turn of each side, and whether other programs disturbed them."""
+    start, before = time.perf_counter(), others_seconds()
+    if ours_first:
+        our_seconds, their_seconds = one_turn(ours), one_turn(theirs)
+    else:
+        their_seconds, our_seconds = one_turn(theirs), one_turn(ours)
+    elapsed, others = time.perf_counter() - start, others_seconds() - before
+    return (our_seconds, their_seconds), others > OTHERS_SHARE * elapsed
 
 
 def others_seconds() -> float:

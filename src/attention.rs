@@ -249,6 +249,9 @@ pub fn decode<O: Element>(inputs: &DecodeInputs<'_>, outputs: DecodeOutputs<'_, 
         Some(lse) => lse_rows.extend(lse.outer_iter_mut().map(Some)),
         None => lse_rows.resize_with(num_tokens, || None),
     }
+    if num_tokens == 0 {
+        return Ok(());
+    }
     threads::install(|| {
         out.axis_iter_mut(Axis(0)).into_par_iter().zip(lse_rows).enumerate().for_each(|(token, (out, lse))| {
             decode_row(inputs, token, out, lse);

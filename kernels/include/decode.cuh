@@ -22,24 +22,24 @@ DEVICE void decode(const DecodeArgs& args) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::STAGES; stage++) {
       ptx::mbarrier_init(T::full(shared, stage), T::FULL_ARRIVALS);
-      ptx::mbarrier_init(T::free(shared, stage), T::PV_WARPS);
-      ptx::mbarrier_init(T::weighted(shared, stage), T::QK_WARPS);
+      ptx::mbarrier_init(T::free(shared, stage), 32 * T::PV_WARPS);
+      ptx::mbarrier_init(T::weighted(shared, stage), 32 * T::QK_WARPS);
     }
     ptx::mbarrier_fence_init();
   }
 
+  // The roles meet at barriers 0 from different places in the code; all that matters is that every warp comes.
   if (warp >= T::QK_WARPS) {
     PvWarp<T> pv(shared, warp - T::QK_WARPS, lane);
     const Gather<T> gather = {args, work, shared, warp - T::QK_WARPS, lane};
     int first[T::STAGES];
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++) first[stage] = gather.slot(stage);
-    __syncthreads();
+    __syncthreads();  // mbarriers are initialised
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++)
       if (stage < work.chunks) gather.issue(stage, gather.source(stage, first[stage]));
     pv.run(gather, work, gather.slot(T::STAGES));
-
     __syncthreads();  // rows, weights and sums are done with
     pv.store_values();
   } else {
@@ -53,8 +53,8 @@ DEVICE void decode(const DecodeArgs& args) {
     __syncthreads();
     qk.store_sums();
   }
-
   __syncthreads();
+
   const Place place = Place::of<T>(args);
   const i64 token = place.token;
   const int first_head = place.head_group * T::HEADS;

@@ -22,32 +22,38 @@ struct Gather {
   u32 shared;
   int warp, lane;  // among the PV warps
 
-  DEVICE bool is_extra(int chunk) const { return work.first_chunk + chunk >= work.main_chunks; }
+  DEVICE bool is_extra(int chunk) const { return Format::DUAL && work.first_chunk + chunk >= work.main_chunks; }
 
-  // The slot of this lane's row in a chunk of this CTA, checked against the cache; -1: absent.
+  // The slot of this lane's row in a chunk of this CTA, checked against the cache; -1: absent. Arguments of the two caches
+  // are chosen one by one: a choice of the struct would read them through an address.
   DEVICE int slot(int chunk) const {
     const bool extra = is_extra(chunk);
-    const CandidateArgs& from = extra ? args.extra : args.main;
     const int length = extra ? work.extra_length : work.length;
     const int first = work.first_chunk + chunk - (extra ? work.main_chunks : 0);
     const int position = first * T::CHUNK + warp * T::ROWS_PER_WARP + lane;
     if (lane >= T::ROWS_PER_WARP || chunk >= work.chunks || position >= length) return -1;
-    const int index = __ldg(from.indices + work.token * from.indices_stride + position);
-    return static_cast<u32>(index) < from.num_slots ? index : -1;
+    const int* indices = extra ? args.extra.indices : args.main.indices;
+    const i64 stride = extra ? args.extra.indices_stride : args.main.indices_stride;
+    const int index = __ldg(indices + work.token * stride + position);
+    return static_cast<u32>(index) < (extra ? args.extra.num_slots : args.main.num_slots) ? index : -1;
   }
 
   // Turns a slot into addresses: apart from issue(), so that it runs while a stage is still in use.
   DEVICE RowSource source(int chunk, int slot) const {
-    const CandidateArgs& from = is_extra(chunk) ? args.extra : args.main;
-    const u32 page = from.page_shift >= 0 ? static_cast<u32>(slot) >> from.page_shift : slot / from.page_block_size;
-    const u32 row = slot - page * from.page_block_size;
-    const u8* page_start = from.cache + static_cast<i64>(page) * from.page_stride;
-    const u32 advance = Format::FOOTER ? Format::FOOTER_AT : from.row_stride;
+    const bool extra = is_extra(chunk);
+    const int page_shift = extra ? args.extra.page_shift : args.main.page_shift;
+    const u32 page_block_size = extra ? args.extra.page_block_size : args.main.page_block_size;
+    const u8* cache = extra ? args.extra.cache : args.main.cache;
+    const i64 page_stride = extra ? args.extra.page_stride : args.main.page_stride;
+    const u32 row_stride = extra ? args.extra.row_stride : args.main.row_stride;
+    const u32 page = page_shift >= 0 ? static_cast<u32>(slot) >> page_shift : slot / page_block_size;
+    const u32 row = slot - page * page_block_size;
+    const u8* page_start = cache + static_cast<i64>(page) * page_stride;
     RowSource source;
     source.present = slot >= 0;
-    source.data = source.present ? page_start + static_cast<u64>(row) * advance : zero_row;
+    source.data = source.present ? page_start + static_cast<u64>(row) * (Format::FOOTER ? Format::FOOTER_AT : row_stride) : zero_row;
     // A page of footer rows is shorter than 4 GiB, or its layout is refused.
-    const u32 to_footer = from.page_block_size * Format::FOOTER_AT - row * (Format::FOOTER_AT - Format::FOOTER);
+    const u32 to_footer = page_block_size * Format::FOOTER_AT - row * (Format::FOOTER_AT - Format::FOOTER);
     source.to_footer = source.present ? to_footer : 0;
     return source;
   }

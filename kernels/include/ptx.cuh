@@ -106,15 +106,15 @@ DEVICE void store_u8(u32 address, u32 value) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// ---- barriers of a part of the CTA, and the grid's programmatic dependency
+// ---- barriers of a part of the CTA, reached by whole warps, and the grid's programmatic dependency
 DEVICE void named_barrier(int id, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 DEVICE bool named_barrier_any(int id, int threads, bool flag) {
   u32 any;
   asm volatile(
       "{\n\t.reg .pred mine, all;\n\tsetp.ne.u32 mine, %1, 0;\n\t"
-      "barrier.cta.red.or.pred all, %2, %3, mine;\n\tselp.u32 %0, 1, 0, all;\n\t}"
+      "barrier.cta.red.or.aligned.pred all, %2, %3, mine;\n\tselp.u32 %0, 1, 0, all;\n\t}"
       : "=r"(any) : "r"(static_cast<u32>(flag)), "r"(id), "r"(threads) : "memory");
   return any;
 }

@@ -182,8 +182,7 @@ struct PvWarp {
       ptx::mbarrier_wait(T::weighted(shared, stage), parity);
       if (__builtin_expect(ptx::load_u32(shared + T::RAISED_AT + stage * 4), 0)) rescale(stage);
       if (is_rope()) accumulate_rope(stage); else accumulate(stage);
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(T::free(shared, stage));
+      ptx::mbarrier_arrive(T::free(shared, stage));
       left_stage = stage, left_parity = parity;
       if (++stage == T::STAGES) stage = 0, parity ^= 1;
     }

@@ -24,7 +24,7 @@ template <class T>
 struct QkWarp {
   using Format = typename T::Format;
   static constexpr int M = T::TILES_PER_GROUP;
-  static constexpr int TILES = T::STEPS > 8 ? 1 : 2;  // candidate tiles in flight: independent accumulators
+  static constexpr int TILES = T::TILES_IN_FLIGHT;
 
   const DecodeArgs& args;
   const Work& work;
@@ -50,7 +50,7 @@ struct QkWarp {
     return T::ROPE_IS_LAST_GROUP && quarter == 3 && step >= T::STEPS - T::STEPS_PER_GROUP;
   }
   DEVICE u32 reduce_at(int quarter_, int head) const { return shared + T::REDUCE_AT + (quarter_ * T::HEADS + head) * 4; }
-  DEVICE void group_barrier() const { ptx::named_barrier(2 + group, 128); }
+  DEVICE void group_barrier() const { ptx::named_barrier(T::QK_GROUPS == 1 ? 2 : 2 + group, 128); }
 
   // Loads this warp's part of Q. K codes come from ldmatrix four at a time, so a thread's A fragments hold four adjacent
   // dimensions; RoPE lanes use the ordinary order.
@@ -355,8 +355,7 @@ struct QkWarp {
       if (threadIdx.x == 0) ptx::store_u32(shared + T::RAISED_AT + stage * 4, raised);
 #pragma unroll
       for (int m = 0; m < M; m++) sum[m][0] += tile_sum[m][0], sum[m][1] += tile_sum[m][1];
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(T::weighted(shared, stage));
+      ptx::mbarrier_arrive(T::weighted(shared, stage));
       if (++stage == T::STAGES) stage = 0, parity ^= 1;
     }
   }

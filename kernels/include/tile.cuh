@@ -28,6 +28,8 @@ struct Tile {
   static constexpr int GROUPS = (Format::QUANTISED / Format::GROUP + 3) / 4;
   static constexpr int STEPS = GROUPS * STEPS_PER_GROUP;
   static constexpr int ROPE_STEPS = ROPE_IS_LAST_GROUP ? 0 : Format::ROPE / 64;
+  // Candidate tiles that a QK warp computes at once, in independent accumulators.
+  static constexpr int TILES_IN_FLIGHT = STEPS > 8 ? 1 : 2;
   static_assert(STEPS % 4 == 0 && TILES_PER_GROUP * QK_GROUPS == HEAD_TILES, "");
 
   // ---- shared memory, bytes from its start
@@ -87,7 +89,7 @@ struct Work {
     work.head_group = place.head_group;
     work.length = length_of(args.main, work.token);
     if (T::Format::WINDOW > 0) work.length = min(work.length, T::Format::WINDOW);
-    work.extra_length = length_of(args.extra, work.token);
+    work.extra_length = T::Format::DUAL ? length_of(args.extra, work.token) : 0;
     work.main_chunks = (work.length + T::CHUNK - 1) / T::CHUNK;
     const i64 all = work.main_chunks + (work.extra_length + T::CHUNK - 1) / T::CHUNK;
     work.first_chunk = static_cast<int>(all * place.split / args.splits);
