@@ -37,7 +37,7 @@ lint: $(VENV)/.built ## formats, lints and types of both languages
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
 	$(BIN)/mypy --no-error-summary python examples tools kernels
-	$(BIN)/basedpyright --level error python examples benches
+	$(BIN)/basedpyright --level error python examples
 	$(BIN)/python -m mypy.stubtest sparse_mla --ignore-missing-stub --mypy-config-file pyproject.toml
 
 bench: $(VENV)/.built ## CPU timings against numpy, results in benches/results/
