@@ -1,7 +1,7 @@
 """What can be shown of the PTX without a GPU; run by `make test`, and with --write by `make ptx`.
 
 Regenerated PTX equals the committed files; the oldest assembler that knows a target takes it without spills and within
-the registers and the shared memory of a block; no hidden driver call is in it. README.md has the table of what came out.
+the registers and the shared memory of a block; no hidden driver call is in it. The table is in README.md.
 """
 
 from __future__ import annotations

@@ -185,7 +185,8 @@ def decode(
     exactly 0 and an LSE of -inf (or the sink's value).
 
     Arrays are numpy's, or any with ``__dlpack__`` (torch, cupy, jax), read in place and all on one device: on the CPU
-    they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on `stream`.
+    they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on
+    `stream`.
     A GPU call allocates nothing and waits for nothing once the kernels are loaded, and can be captured in a CUDA graph.
 
     Args:
@@ -216,8 +217,8 @@ def decode(
         kv_global_scale: FP32 factor of a glm_nsa NVFP4 cache; 1.0 elsewhere.
         workspace: uint8 CUDA array for partial results (an error says how many bytes are needed); None = one that
             the library keeps per stream. Graphs that replay at the same time need one each. None on the CPU.
-        stream: CUDA stream: a handle, or a stream object of torch, cupy or cuda-python; None = the current stream of the
-            library of `q`. None on the CPU.
+        stream: CUDA stream: a handle, or a stream object of torch, cupy or cuda-python; None = the current stream of
+            the library of `q`. None on the CPU.
 
     Returns:
         `out` in the form of q (uint16 bits in, uint16 bits out; a torch tensor from torch), or the `out` passed in;

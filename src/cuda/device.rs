@@ -30,13 +30,16 @@ static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MA
 /// Held while a device or module is opened, never across a launch.
 static OPENING: Mutex<()> = Mutex::new(());
 
+/// Entry points of a loaded module, by name.
+type Functions = Vec<(&'static str, Handle<sys::CUfunc_st>)>;
+
 /// An opened device. Lives as long as the process, as its modules do.
 #[derive(Debug)]
 pub struct Device {
     ordinal: usize,
     facts: DeviceFacts,
     context: Handle<sys::CUctx_st>,
-    functions: [OnceLock<Vec<(&'static str, Handle<sys::CUfunc_st>)>>; MODULES.len()],
+    functions: [OnceLock<Functions>; MODULES.len()],
 }
 
 /// A driver handle, which every thread may use.
@@ -191,7 +194,7 @@ fn refuse_while_capturing(stream: sys::CUstream) -> Result<(), Error> {
 }
 
 /// Loads a module into the current context. Another thread's capture is left alone.
-fn load((name, ptx): (&'static str, &str)) -> Result<Vec<(&'static str, Handle<sys::CUfunc_st>)>, Error> {
+fn load((name, ptx): (&'static str, &str)) -> Result<Functions, Error> {
     let image = CString::new(ptx).map_err(|_| Error::Device(format!("module {name} holds a NUL byte")))?;
     let _relaxed = RelaxedCapture::enter()?;
     let mut module = std::ptr::null_mut();

@@ -94,7 +94,9 @@ fn workspace_of(array: &Array<'_>) -> Result<Workspace, Error> {
 }
 
 /// Plans by request: choosing one costs more than launching it.
-static PLANS: Mutex<Option<HashMap<(DecodeRequest, usize, bool), DecodePlan>>> = Mutex::new(None);
+static PLANS: Mutex<Option<HashMap<PlanKey, DecodePlan>>> = Mutex::new(None);
+/// Request, ordinal of the device, whether the plan is batch invariant.
+type PlanKey = (DecodeRequest, usize, bool);
 /// Plans kept before the table is emptied.
 const MAX_PLANS: usize = 4096;
 

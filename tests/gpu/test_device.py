@@ -1,4 +1,4 @@
-"""What only a GPU shows: arrays of other libraries, streams, graphs, workspaces, large pools, errors that must not stick."""
+"""What only a GPU shows: other libraries, streams, graphs, workspaces, large pools, errors that must not stick."""
 
 import hashlib
 import os
