@@ -55,17 +55,19 @@ DEVICE float4 weighted_sum(const float4 (&v)[COUNT], const float2 (&state)[COUNT
   return total;
 }
 
-DEVICE void finish(const DecodeArgs& args, i64 token, int head, int dim, const RowState& row, float4 total, bool writes_lse) {
-  DecodeArgs quiet = args;
-  if (!writes_lse) quiet.lse = nullptr;
-  const float factor = finish_head(quiet, token, head, row.reference, row.sum);
+DEVICE void finish(const DecodeArgs& args, i64 row, int dim, const RowState& state, float4 total, bool writes_lse) {
+  const i64 token = static_cast<u32>(row) / args.num_heads;  // rows are the grid, which is 32 bits wide
+  const int head = row - token * args.num_heads;
+  const Finished finished = finish_head(args, head, state.reference, state.sum);
+  const float factor = finished.factor;
   const float final[4] = {total.x * factor, total.y * factor, total.z * factor, total.w * factor};
   store_out(args, token, head, dim, final);
+  if (writes_lse) store_lse(args, token, head, finished.lse);
 }
 
 extern "C" __global__ void __launch_bounds__(256) merge_few(const __grid_constant__ DecodeArgs args, int d_v) {
   const i64 row = blockIdx.x;
-  const int head = row % args.num_heads, dim = threadIdx.x * 4;
+  const int dim = threadIdx.x * 4;
   const float2* states = args.partial_state + row * args.splits;
   ptx::wait_for_previous_grid();
   float4 v[FEW];
@@ -76,13 +78,13 @@ extern "C" __global__ void __launch_bounds__(256) merge_few(const __grid_constan
   for (int i = 0; i < FEW; i++) all.reference = fmaxf(all.reference, state[i].x);
 #pragma unroll
   for (int i = 0; i < FEW; i++) all.sum += state[i].y * ptx::exp2_approximate(state[i].x - all.reference);
-  finish(args, row / args.num_heads, head, dim, all, weighted_sum(v, state, all.reference), threadIdx.x == 0);
+  finish(args, row, dim, all, weighted_sum(v, state, all.reference), threadIdx.x == 0);
 }
 
 extern "C" __global__ void __launch_bounds__(256) merge_many(const __grid_constant__ DecodeArgs args, int d_v) {
   __shared__ float4 shares[SHARES][32];
   const i64 row = blockIdx.x;
-  const int head = row % args.num_heads, share = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int share = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int dim = blockIdx.y * 128 + lane * 4;
   const float2* states = args.partial_state + row * args.splits;
   ptx::wait_for_previous_grid();
@@ -99,5 +101,5 @@ extern "C" __global__ void __launch_bounds__(256) merge_many(const __grid_consta
     const float4 other = shares[i][lane];
     total.x += other.x, total.y += other.y, total.z += other.z, total.w += other.w;
   }
-  finish(args, row / args.num_heads, head, dim, all, total, blockIdx.y == 0 && lane == 0);
+  finish(args, row, dim, all, total, blockIdx.y == 0 && lane == 0);
 }

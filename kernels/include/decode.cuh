@@ -31,15 +31,15 @@ DEVICE void decode(const DecodeArgs& args) {
   // The roles meet at barriers 0 from different places in the code; all that matters is that every warp comes.
   if (warp >= T::QK_WARPS) {
     PvWarp<T> pv(shared, warp - T::QK_WARPS, lane);
-    const Gather<T> gather = {args, work, shared, warp - T::QK_WARPS, lane};
+    Gather<T> gather(args, work, shared, warp - T::QK_WARPS, lane);
     int first[T::STAGES];
 #pragma unroll
-    for (int stage = 0; stage < T::STAGES; stage++) first[stage] = gather.slot(stage);
+    for (int stage = 0; stage < T::STAGES; stage++) first[stage] = gather.next_slot();
     __syncthreads();  // mbarriers are initialised
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++)
       if (stage < work.chunks) gather.issue(stage, gather.source(stage, first[stage]));
-    pv.run(gather, work, gather.slot(T::STAGES));
+    pv.run(gather, work, gather.next_slot());
     __syncthreads();  // rows, weights and sums are done with
     pv.store_values();
   } else {
@@ -69,7 +69,9 @@ DEVICE void decode(const DecodeArgs& args) {
     const u32 at = shared + T::RESCALE_AT + threadIdx.x * 4;  // holds the reference, then the factor
     const float reference = ptx::load_f32(at);
     if (args.splits == 1) {
-      ptx::store_f32(at, finish_head(args, token, head, reference, sum));
+      const Finished finished = finish_head(args, head, reference, sum);
+      ptx::store_f32(at, finished.factor);
+      store_lse(args, token, head, finished.lse);
     } else {
       args.partial_state[(token * args.num_heads + head) * args.splits + place.split] = make_float2(reference, sum);
     }

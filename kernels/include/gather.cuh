@@ -20,21 +20,42 @@ struct Gather {
   const DecodeArgs& args;
   const Work& work;
   u32 shared;
-  int warp, lane;  // among the PV warps
+  int warp, lane;      // among the PV warps
+  const int* next;     // this lane's index in the next chunk
+  int left;            // candidates from there to the end of its cache's list; at most 0: none
+  int before_extra;    // chunks until the secondary cache begins
+
+  DEVICE Gather(const DecodeArgs& args_, const Work& work_, u32 shared_, int warp_, int lane_)
+      : args(args_), work(work_), shared(shared_), warp(warp_), lane(lane_) {
+    before_extra = work.main_chunks - work.first_chunk;
+    if (!Format::DUAL || before_extra > 0) {
+      start(args.main.indices + work.token * args.main.indices_stride, work.first_chunk, work.length);
+    } else {
+      start_extra();
+    }
+  }
+
+  // Begins at a chunk of a list of `length` candidates.
+  DEVICE void start(const int* list, int chunk, int length) {
+    const int position = chunk * T::CHUNK + warp * T::ROWS_PER_WARP + lane;
+    next = list + position;
+    left = lane < T::ROWS_PER_WARP ? length - position : 0;
+  }
+  DEVICE void start_extra() {
+    const int chunk = max(work.first_chunk - work.main_chunks, 0);
+    start(args.extra.indices + work.token * args.extra.indices_stride, chunk, work.extra_length);
+  }
 
   DEVICE bool is_extra(int chunk) const { return Format::DUAL && work.first_chunk + chunk >= work.main_chunks; }
 
-  // The slot of this lane's row in a chunk of this CTA, checked against the cache; -1: absent. Arguments of the two caches
-  // are chosen one by one: a choice of the struct would read them through an address.
-  DEVICE int slot(int chunk) const {
-    const bool extra = is_extra(chunk);
-    const int length = extra ? work.extra_length : work.length;
-    const int first = work.first_chunk + chunk - (extra ? work.main_chunks : 0);
-    const int position = first * T::CHUNK + warp * T::ROWS_PER_WARP + lane;
-    if (lane >= T::ROWS_PER_WARP || chunk >= work.chunks || position >= length) return -1;
-    const int* indices = extra ? args.extra.indices : args.main.indices;
-    const i64 stride = extra ? args.extra.indices_stride : args.main.indices_stride;
-    const int index = __ldg(indices + work.token * stride + position);
+  // The slot of this lane's row in the chunk after the one before, checked against the cache; -1: absent. Chunks past the
+  // CTA's last are asked for too, and never used.
+  DEVICE int next_slot() {
+    if (Format::DUAL && before_extra-- == 0) start_extra();
+    const bool extra = Format::DUAL && before_extra < 0;
+    const int index = left > 0 ? __ldg(next) : -1;
+    next += T::CHUNK;
+    left -= T::CHUNK;
     return static_cast<u32>(index) < (extra ? args.extra.num_slots : args.main.num_slots) ? index : -1;
   }
 

@@ -25,23 +25,24 @@ DEVICE void store_out(const DecodeArgs& args, i64 token, int head, int dim, cons
   }
 }
 
-// Joins a head's sum of 2^(logit - reference + WEIGHT_SHIFT) with its sink, writes the log-sum-exp, returns the factor from
-// summed to final values.
-DEVICE float finish_head(const DecodeArgs& args, i64 token, int head, float reference, float sum) {
+struct Finished {
+  float factor;  // from summed to final values
+  float lse;
+};
+
+// Joins a head's sum of 2^(logit - reference + WEIGHT_SHIFT) with its sink.
+DEVICE Finished finish_head(const DecodeArgs& args, int head, float reference, float sum) {
   constexpr double LOG2_E = 1.4426950408889634;
   const float sink = args.sink ? __ldg(args.sink + head) : MINUS_INFINITY;
-  float factor, lse;
-  if (sum == 0.f) {  // no candidate: exactly the sink
-    factor = 0.f;
-    lse = args.lse_natural ? sink : static_cast<float>(sink * LOG2_E);
-  } else {
-    const float above = static_cast<float>(sink * LOG2_E) - (reference - WEIGHT_SHIFT);  // exponent of the sink's weight
-    const bool only_sink = above > 120.f;
-    const float total = sum + (only_sink ? 0.f : exp2f(above));
-    factor = only_sink ? 0.f : 1.f / total;
-    const float lse2 = only_sink ? static_cast<float>(sink * LOG2_E) : reference - WEIGHT_SHIFT + log2f(total);
-    lse = args.lse_natural ? lse2 * 0.69314718056f : lse2;
-  }
+  if (sum == 0.f) return {0.f, args.lse_natural ? sink : static_cast<float>(sink * LOG2_E)};  // exactly the sink
+  const float sink2 = sink * static_cast<float>(LOG2_E);
+  const float above = sink2 - (reference - WEIGHT_SHIFT);  // exponent of the sink's weight
+  const bool only_sink = above > 120.f;
+  const float total = sum + (only_sink ? 0.f : ptx::exp2_approximate(above));
+  const float lse2 = only_sink ? sink2 : reference - WEIGHT_SHIFT + log2f(total);
+  return {only_sink ? 0.f : 1.f / total, args.lse_natural ? lse2 * 0.69314718056f : lse2};
+}
+
+DEVICE void store_lse(const DecodeArgs& args, i64 token, int head, float lse) {
   if (args.lse) args.lse[token * args.lse_stride + head] = lse;
-  return factor;
 }

@@ -167,14 +167,14 @@ struct PvWarp {
   }
 
   // `upcoming`: slot of this lane's row in chunk STAGES, the first that is not under way.
-  DEVICE void run(const Gather<T>& gather, const Work& work, int upcoming) {
+  DEVICE void run(Gather<T>& gather, const Work& work, int upcoming) {
     int stage = 0, left_stage = 0;
     u32 parity = 0, left_parity = 0;
     for (int chunk = 0; chunk < work.chunks; chunk++) {
       const int refill = chunk - 1 + T::STAGES;  // into the stage that chunk - 1 leaves
       if (chunk >= 1 && refill < work.chunks) {
         const RowSource source = gather.source(refill, upcoming);
-        upcoming = gather.slot(refill + 1);
+        upcoming = gather.next_slot();
         ptx::mbarrier_wait(T::free(shared, left_stage), left_parity);
         gather.issue(left_stage, source);
       }
