@@ -20,7 +20,7 @@ test-rust: ## Rust tests without and with features, documentation, package
 	cargo test --quiet
 	cargo test --quiet --all-features
 	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features
-	cargo package --quiet --allow-dirty
+	cargo package --quiet --allow-dirty # dirty: a developer runs this before committing
 
 test-python: $(VENV)/.built ## Python tests
 	$(BIN)/pytest -q

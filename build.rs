@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 fn main() {
     let mut files = Vec::new();
-    for root in ["src", "kernels"] {
+    for root in ["src", "kernels/ptx"] {
         println!("cargo:rerun-if-changed={root}");
         collect(Path::new(root), &mut files);
     }
