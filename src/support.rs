@@ -1,6 +1,6 @@
 //! The one predicate: what `decode` serves, and every reason why it does not.
 
-use crate::family::{FamilySpec, KvCacheFormat, MAX_DECODE_TOKENS, MAX_NUM_HEADS};
+use crate::family::{FamilySpec, KvCacheFormat, MAX_DECODE_TOKENS, MAX_NUM_HEADS, Placement};
 use crate::layout::{Geometry, PageLayout};
 use crate::{Error, Family};
 
@@ -171,6 +171,34 @@ fn explain_gpu(request: &DecodeRequest, spec: Option<&FamilySpec>, capability: (
         reasons.push(format!("`kv_cache_format` must be 'fp8' on a GPU (no other kernel is built), got '{format}'"));
     } else if request.extra_kv_fp4 && spec.is_some_and(|spec| spec.secondary.contains(&KvCacheFormat::Fp4)) {
         reasons.push("`extra_kv_fp4` must be False on a GPU (no FP4 kernel is built), got True".into());
+    }
+    push_above("num_tokens", request.num_tokens, i32::MAX.into(), reasons);
+    if let Some(spec) = spec {
+        explain_gpu_cache(spec, request.topk, request.geometry, "", reasons);
+    }
+    if request.has_extra()
+        && spec.is_some_and(|spec| !spec.secondary.is_empty())
+        && let Ok(extra) = FamilySpec::find(request.family, request.extra_format())
+    {
+        let geometry = request.extra_geometry.unwrap_or_default();
+        explain_gpu_cache(extra, request.extra_topk, geometry, "extra_", reasons);
+    }
+}
+
+/// What exceeds the kernels' 32-bit arguments. A wrong layout has its reasons already.
+fn explain_gpu_cache(spec: &FamilySpec, topk: i64, geometry: Geometry, prefix: &str, reasons: &mut Vec<String>) {
+    push_above(&format!("{prefix}topk"), topk, i32::MAX.into(), reasons);
+    let Ok(layout) = PageLayout::new(spec, geometry, prefix) else { return };
+    push_above(&format!("{prefix}row_stride"), layout.row_stride() as i64, u32::MAX.into(), reasons);
+    if layout.row().placement == Placement::Footer {
+        let largest = i64::from(u32::MAX) / layout.row_stride() as i64;
+        push_above(&format!("{prefix}page_block_size"), layout.page_block_size() as i64, largest, reasons);
+    }
+}
+
+fn push_above(argument: &str, got: i64, largest: i64, reasons: &mut Vec<String>) {
+    if got > largest {
+        reasons.push(format!("`{argument}` must be at most {largest} on a GPU, got {got}"));
     }
 }
 

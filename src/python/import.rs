@@ -100,6 +100,7 @@ impl Importer {
                 (unsafe { of_tensor(name, tensor) }, stream as usize)
             })?;
             let imported = imported?;
+            self.require_place(name, imported.place)?; // before a stream of another device is met
             if let Place::Cuda(ordinal) = imported.place {
                 self.order_after(ordinal, producer)?;
             }

@@ -27,6 +27,7 @@ pub(super) fn run(
     let device = device(usize::try_from(ordinal).unwrap_or(usize::MAX))?;
     let plan = plan(&call.request, device, call.batch_invariant)?;
     let stream = importer.stream() as CUstream;
+    require_aligned("q", call.q.flat.address(), 4)?; // kernels load pairs
     let lengths = [&call.main].into_iter().chain(&call.extra).flat_map(|candidates| &candidates.lengths);
     for array in lengths.chain(&call.sink) {
         array.require_contiguous()?; // kernels step over numbers, not strides
@@ -87,10 +88,15 @@ fn candidates(
 fn workspace_of(array: &Array<'_>) -> Result<Workspace, Error> {
     array.require_writeable()?;
     array.require_contiguous()?;
-    if !array.address().is_multiple_of(16) {
-        return Err(Error::value("workspace", "16-byte aligned", format!("address {:#x}", array.address())));
-    }
+    require_aligned("workspace", array.address(), 16)?;
     Ok(Workspace { pointer: array.address(), bytes: array.shape.iter().product() })
+}
+
+fn require_aligned(name: &str, address: u64, bytes: u64) -> Result<(), Error> {
+    if address.is_multiple_of(bytes) {
+        return Ok(());
+    }
+    Err(Error::value(name, format!("{bytes}-byte aligned"), format!("address {address:#x}")))
 }
 
 /// Plans by request: choosing one costs more than launching it.

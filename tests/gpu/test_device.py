@@ -262,6 +262,12 @@ def mistakes(torch, p):
         "float q": lambda: sparse_mla.decode(p.q.float(), p.cache, p.indices, **p.words),
         "int64 indices": lambda: sparse_mla.decode(p.q, p.cache, p.indices.long(), **p.words),
         "strided q": lambda: sparse_mla.decode(p.q[:, ::2], p.cache, p.indices, **p.words),
+        "misaligned q": lambda: sparse_mla.decode(
+            torch.zeros(p.q.numel() + 1, dtype=p.q.dtype, device="cuda")[1:].view(p.q.shape),
+            p.cache,
+            p.indices,
+            **p.words,
+        ),
         "strided indices": lambda: sparse_mla.decode(p.q, p.cache, p.indices[:, ::2], **p.words),
         "misaligned cache": lambda: sparse_mla.decode(
             p.q, p.cache.view(-1)[8 : 8 + 64 * 656].view(1, 64, 656), p.indices, **p.words

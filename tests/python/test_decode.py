@@ -727,3 +727,30 @@ def test_merge_is_symmetric_and_keeps_its_inputs(backend, rng):
     two = backend.merge_states(*map(backend.array, (b, lse_b, a, lse_a)))
     np.testing.assert_allclose(backend.numpy(one[0]), backend.numpy(two[0]), rtol=1e-6, atol=1e-6)
     assert bits(a, lse_a, b, lse_b) == before
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Arrays of other libraries
+
+
+class Producer:
+    """Nothing but the two methods of DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@each_record
+def test_dlpack_arrays_are_read_as_numpy_ones(rec, rng):
+    p = oracle.problem(rng, rec, 3, 5, 70)
+    arrays, words = p.arrays(), p.words()
+    out, lse = sparse_mla.decode(**arrays, **words, return_lse=True)
+    plain = {name: x.view(np.uint16) if x.dtype == BF16 else x for name, x in arrays.items()}
+    given = {name: Producer(x) for name, x in plain.items()}
+    assert bits(*sparse_mla.decode(**given, **words, return_lse=True)) == bits(out, lse)

@@ -343,6 +343,30 @@ def test_what_only_the_cpu_serves(family, request_, argument):
     assert "GPU" in answer.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "request_", "argument", "most"),
+    [
+        ("glm_nsa", {}, "num_tokens", 2**31 - 1),
+        ("glm_nsa", {}, "topk", 2**31 - 1),
+        ("glm_nsa", {"page_block_size": 1}, "row_stride", 2**32 - 16),
+        ("dsv4", {}, "page_block_size", (2**32 - 1) // 584),
+        ("dsv4", {}, "extra_topk", 2**31 - 1),
+        ("dsv4", {"extra_topk": 8}, "extra_page_block_size", (2**32 - 1) // 584),
+        ("dsv4_1_inline", {"extra_topk": 8, "extra_page_block_size": 1}, "extra_row_stride", 2**32 - 16),
+    ],
+)
+def test_a_gpu_refuses_what_its_kernels_cannot_count(family, request_, argument, most):
+    step = 16 if argument.endswith("row_stride") else 1
+    served = {**BASE, **request_, argument: most}
+    assert explain_decode(family, **served, compute_capability=(12, 0))
+    above = {**served, argument: most + step}
+    assert explain_decode(family, **above)
+    answer = explain_decode(family, **above, compute_capability=(12, 0))
+    assert len(answer.reasons) == 1
+    assert answer.reasons[0].startswith(f"`{argument}` must be at most")
+    assert answer.reasons[0].endswith(f"got {most + step}")
+
+
 def test_capability_joins_the_other_reasons():
     answer = explain_decode("dsv4", num_heads=200, topk=0, compute_capability=(8, 9))
     check_refusal(answer, {"num_heads": 200, "topk": 0}, {"num_heads", "topk", "compute_capability"}, set())
