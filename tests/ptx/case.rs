@@ -30,8 +30,10 @@ pub struct Case {
     pub lengths: &'static [i32],
     pub holes: Holes,
     pub values: Values,
-    pub sink: bool,
+    pub sink: Sink,
     pub lse_base: LseBase,
+    /// Whether the log-sum-exp is written.
+    pub lse: bool,
     pub out_type: OutType,
     /// Elements between and before the rows of every array that may have them.
     pub gaps: usize,
@@ -62,6 +64,15 @@ pub enum Holes {
     /// A fifth are negative, past the cache, or the first past it.
     Some,
     All,
+}
+
+/// The sinks of the heads.
+#[derive(Debug, Clone, Copy)]
+pub enum Sink {
+    None,
+    Normal,
+    /// Every other head's is so large that no candidate counts beside it.
+    Above,
 }
 
 /// The range of the values.
@@ -100,7 +111,17 @@ pub struct ExtraInputs {
 /// Results as f32.
 pub struct Outputs {
     pub out: Array3<f32>,
-    pub lse: Array2<f32>,
+    pub lse: Option<Array2<f32>>,
+}
+
+impl Outputs {
+    pub fn same_bits(&self, other: &Self) -> bool {
+        let bits = |outputs: &Self| {
+            let lse = outputs.lse.iter().flatten().map(|x| x.to_bits());
+            outputs.out.iter().map(|x| x.to_bits()).chain(lse).collect::<Vec<_>>()
+        };
+        bits(self) == bits(other)
+    }
 }
 
 impl Case {
@@ -137,7 +158,11 @@ impl Case {
             indices: self.indices(self.topk, self.slots, &cache, seed + 6),
             cache,
             lengths: self.lengths(self.lengths),
-            sink: self.sink.then(|| Array1::from_shape_fn(self.heads, |_| random.normal())),
+            sink: match self.sink {
+                Sink::None => None,
+                Sink::Normal => Some(Array1::from_shape_fn(self.heads, |_| random.normal())),
+                Sink::Above => Some(Array1::from_shape_fn(self.heads, |head| if head % 2 == 0 { 300.0 } else { 1.0 })),
+            },
             extra,
             sm_scale: 0.05,
         }
@@ -218,6 +243,18 @@ impl Cache {
 }
 
 impl Inputs {
+    /// Whether any candidate of a token is present.
+    pub fn is_present(&self, token: usize) -> bool {
+        let any = |cache: &Cache, indices: &Array2<i32>, lengths: &Option<Array1<i32>>| {
+            let length = lengths.as_ref().map_or(usize::MAX, |lengths| lengths[token].max(0) as usize);
+            let length = length.min(self.spec.window.unwrap_or(usize::MAX));
+            let slots = 0..cache.view().num_slots() as i64;
+            indices.row(token).iter().take(length).any(|slot| slots.contains(&i64::from(*slot)))
+        };
+        any(&self.cache, &self.indices, &self.lengths)
+            || self.extra.as_ref().is_some_and(|extra| any(&extra.cache, &extra.indices, &extra.lengths))
+    }
+
     pub fn reference(&self, case: &Case) -> Outputs {
         let mut inputs = DecodeInputs::new(self.q.view(), self.cache.view(), self.indices.view(), self.sm_scale);
         inputs.topk_length = self.lengths.as_ref().map(|lengths| lengths.view());
@@ -232,6 +269,6 @@ impl Inputs {
         let mut lse = Array2::zeros((case.tokens, case.heads));
         decode(&inputs, DecodeOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) })
             .expect("a case that is served");
-        Outputs { out, lse }
+        Outputs { out, lse: case.lse.then_some(lse) }
     }
 }
