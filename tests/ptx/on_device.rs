@@ -108,7 +108,7 @@ fn run(device: &Device, case: &Case, inputs: &Inputs) -> Result<Outputs, String>
 }
 
 /// Runs every case on device 0 and compares with the interpreter; prints the largest differences.
-pub fn compare_every_case(cases: &[(u64, Case)]) {
+pub fn compare_every_case(cases: &[Case]) {
     let device = device(0).expect("a device");
     let handle = result::device::get(0).expect("a device");
     // SAFETY: the handle was handed out just now; the context lives to the end of the process.
@@ -117,8 +117,8 @@ pub fn compare_every_case(cases: &[(u64, Case)]) {
         result::ctx::set_current(context).expect("a context");
     }
     let (mut largest, mut equal, mut failures) = (Differences::default(), 0, Vec::new());
-    for (seed, case) in cases {
-        let inputs = case.inputs(*seed);
+    for case in cases {
+        let inputs = case.inputs();
         let compared = run(device, case, &inputs).and_then(|got| {
             let want = stand_in::run(&COMMITTED, case, &inputs, Schedule::Forward)?.outputs;
             check::compare(case, &inputs, &got, &inputs.reference(case), check::FROM_CPU)?;
@@ -130,7 +130,7 @@ pub fn compare_every_case(cases: &[(u64, Case)]) {
                 equal += usize::from(same);
                 largest = largest.max(differences);
             }
-            Err(why) => failures.push(format!("{} decode_{}, {}: {why}", case.family, case.tile, case.name)),
+            Err(why) => failures.push(format!("{}: {why}", case.title())),
         }
     }
     let all = cases.len();
