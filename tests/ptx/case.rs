@@ -80,7 +80,7 @@ pub enum Sink {
 pub enum Values {
     /// Normal, with outlier channels.
     Plain,
-    /// Rows whose scales differ by up to 2^20, so that units and references move from chunk to chunk.
+    /// Rows whose scales differ by up to 2^20, so that units and references move from chunk to chunk; outliers in Q.
     Wild,
 }
 
@@ -161,7 +161,7 @@ impl Case {
         let mut random = Lcg(seed ^ 3);
         Inputs {
             spec,
-            q: queries(self.tokens, self.heads, spec.d_qk(), seed ^ 4),
+            q: self.queries(spec.d_qk(), seed ^ 4),
             indices: self.indices(self.topk, self.slots, &cache, seed ^ 6),
             cache,
             lengths: self.lengths(self.lengths),
@@ -173,6 +173,15 @@ impl Case {
             extra,
             sm_scale: 0.05,
         }
+    }
+
+    fn queries(&self, d_qk: usize, seed: u64) -> Array3<bf16> {
+        let mut q = queries(self.tokens, self.heads, d_qk, seed);
+        if matches!(self.values, Values::Wild) {
+            // A few dimensions far above the rest, so that a maximum over too few lanes overflows.
+            q.slice_mut(ndarray::s![.., .., 11..;61]).mapv_inplace(|x| bf16::from_f32(x.to_f32() * 32.0));
+        }
+        q
     }
 
     fn lengths(&self, lengths: &[i32]) -> Option<Array1<i32>> {
