@@ -5,6 +5,7 @@
 // lanes, which are values too, are BF16: warp 7 multiplies them with the weights as a sum of two BF16 numbers.
 #pragma once
 #include "args.cuh"
+#include "format.cuh"
 #include "gather.cuh"
 #include "tile.cuh"
 
@@ -68,8 +69,7 @@ struct PvWarp {
     const int group = warp * T::PV_DIMS / Format::GROUP + g;
     const u32 at = rows_at(stage) + candidate * Format::ROW + Format::SCALES;
     if (!Format::UE8M0) return ptx::load_f32(at + group * 4);
-    const u32 exponent = ptx::load_u8(at + group);
-    return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
+    return ue8m0(ptx::load_u8(at + group));
   }
 
   // Scales over the unit for candidates 2*(lane % 16) and the next, as f16; moves the unit when the chunk asks for it.
@@ -188,30 +188,47 @@ struct PvWarp {
     }
   }
 
-  // Values in true units to shared memory, float32 [HEADS][RESULT_STRIDE], over what is no longer needed.
-  DEVICE void store_values() const {
+  // Hands this thread's values, in true units, to store(head of the CTA, dimension, value, ...), four or (RoPE) two at a time.
+  template <class Store>
+  DEVICE void each_value(const Store& store) const {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const u32 head = shared + T::ROWS_AT + (m * 16 + (lane >> 2) + r * 8) * T::RESULT_STRIDE * 4;
+        const int head = m * 16 + (lane >> 2) + r * 8;
         if (is_rope()) {
 #pragma unroll
           for (int n = 0; n < N; n++) {
-            const u32 at = head + (Format::QUANTISED + n * 8 + (lane & 3) * 2) * 4;
-            ptx::store_f32(at, values[m][n][2 * r]);
-            ptx::store_f32(at + 4, values[m][n][2 * r + 1]);
+            store(head, Format::QUANTISED + n * 8 + (lane & 3) * 2, values[m][n][2 * r], values[m][n][2 * r + 1]);
           }
         } else {
 #pragma unroll
           for (int n = 0; n < N; n += 2) {  // an even and an odd tile interleave
             const float true_unit =
                 __uint_as_float(static_cast<u32>(unit[n / N_PER_GROUP]) << 23) * (1.f / (1 << SCALE_SHIFT));
-            const float run[4] = {values[m][n][2 * r] * true_unit, values[m][n + 1][2 * r] * true_unit,
-                                  values[m][n][2 * r + 1] * true_unit, values[m][n + 1][2 * r + 1] * true_unit};
-            ptx::store_f32x4(head + (warp * T::PV_DIMS + n * 8 + (lane & 3) * 4) * 4, run);
+            store(head, warp * T::PV_DIMS + n * 8 + (lane & 3) * 4, values[m][n][2 * r] * true_unit,
+                  values[m][n + 1][2 * r] * true_unit, values[m][n][2 * r + 1] * true_unit,
+                  values[m][n + 1][2 * r + 1] * true_unit);
           }
         }
       }
+  }
+
+  // To shared memory, float32 [HEADS][RESULT_STRIDE], over what is no longer needed.
+  DEVICE void store_values() const {
+    each_value([&](int head, int dim, auto... v) {
+      ptx::store_shared(shared + T::ROWS_AT + (head * T::RESULT_STRIDE + dim) * 4, v...);
+    });
+  }
+
+  // To global memory: the partial values of a split.
+  DEVICE void store_partials(const DecodeArgs& args, const Place& place) const {
+    const int first_head = place.head_group * T::HEADS;
+    float* to = args.partial + place.partial_row(args, first_head) * Format::D_V;
+    each_value([&](int head, int dim, auto... v) {
+      if (first_head + head < args.num_heads) {
+        ptx::store_global(to + static_cast<i64>(head) * args.splits * Format::D_V + dim, v...);
+      }
+    });
   }
 };

@@ -7,6 +7,7 @@
 // are stored as f16 times 2^WEIGHT_SHIFT.
 #pragma once
 #include "args.cuh"
+#include "format.cuh"
 #include "tile.cuh"
 
 constexpr float WEIGHT_SHIFT = 5.f;                 // a weight of 1 is stored as 2^5
@@ -165,10 +166,6 @@ struct QkWarp {
     return Format::UE8M0 ? ue8m0(words[0] >> (8 * g) & 0xff) : __uint_as_float(words[Format::UE8M0 ? 0 : g]);
   }
 
-  static DEVICE float ue8m0(u32 exponent) {  // 2^(b - 127); 0 is a subnormal number, 255 stands for NaN
-    return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
-  }
-
   // Partial scores of the chunk over this warp's dimensions, tile slot by tile slot.
   DEVICE void scores(int stage, float (&partial)[M][4][4]) const {
 #pragma unroll
@@ -265,7 +262,8 @@ struct QkWarp {
     for (int slot = 1; slot < 4; slot++)
 #pragma unroll
       for (int m = 0; m < M; m++)
-        ptx::store_f32x4(exchange + ((warp * 3 + slot - 1) * M + m) * T::EXCHANGE_SLOT, partial[m][slot]);
+        ptx::store_shared(exchange + ((warp * 3 + slot - 1) * M + m) * T::EXCHANGE_SLOT, partial[m][slot][0],
+                          partial[m][slot][1], partial[m][slot][2], partial[m][slot][3]);
     group_barrier();
     // Candidates 2*pair and 2*pair + 1 of tile `quarter`.
     const int candidate = quarter * 8 + pair() * 2;
@@ -360,7 +358,7 @@ struct QkWarp {
     }
   }
 
-  // Sums and references of the CTA's heads to shared memory: [4][HEADS] sums, [HEADS] references.
+  // Sums and references of the group's heads to shared memory, for state_of_head.
   DEVICE void store_sums() const {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -371,7 +369,22 @@ struct QkWarp {
         v += __shfl_xor_sync(~0u, v, 1);
         v += __shfl_xor_sync(~0u, v, 2);
         if (pair() == 0) ptx::store_f32(reduce_at(quarter, head), v);
-        if (pair() == 0 && quarter == 0) ptx::store_f32(shared + T::RESCALE_AT + head * 4, reference[m][r]);
+        if (pair() == 0 && quarter == 0) ptx::store_f32(shared + T::REFERENCE_AT + head * 4, reference[m][r]);
       }
   }
 };
+
+// A head's reference and its sum of 2^(logit - reference + WEIGHT_SHIFT).
+struct State {
+  float reference, sum;
+};
+
+template <class T>
+DEVICE State state_of_head(u32 shared, int head) {
+  State state = {ptx::load_f32(shared + T::REFERENCE_AT + head * 4), 0.f};
+#pragma unroll
+  for (int quarter = 0; quarter < 4; quarter++) {
+    state.sum += ptx::load_f32(shared + T::REDUCE_AT + (quarter * T::HEADS + head) * 4);
+  }
+  return state;
+}

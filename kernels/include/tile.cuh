@@ -41,8 +41,10 @@ struct Tile {
   static constexpr int EXCHANGE_AT = WEIGHTS_AT + STAGES * WEIGHT_BYTES;            // [QK warp][3][TILES_PER_GROUP] tiles
   static constexpr int RESCALE_AT = EXCHANGE_AT + 12 * HEAD_TILES * EXCHANGE_SLOT;  // [STAGES][HEADS] f32
   static constexpr int REDUCE_AT = RESCALE_AT + STAGES * HEADS * 4;                 // [4][HEADS] f32
-  static constexpr int BARRIERS_AT = REDUCE_AT + 4 * HEADS * 4;                     // full, free, weighted: [3][STAGES] u64
-  static constexpr int RAISED_AT = BARRIERS_AT + 3 * STAGES * 8;                    // [STAGES] u32
+  static constexpr int REFERENCE_AT = REDUCE_AT + 4 * HEADS * 4;                    // [HEADS] f32
+  static constexpr int FACTOR_AT = REFERENCE_AT + HEADS * 4;                        // [HEADS] f32
+  static constexpr int BARRIERS_AT = FACTOR_AT + HEADS * 4;                         // full, free, weighted: [3][STAGES] u64, met
+  static constexpr int RAISED_AT = BARRIERS_AT + (3 * STAGES + 1) * 8;              // [STAGES] u32
   static constexpr int PRESENT_AT = RAISED_AT + STAGES * 4;                         // [STAGES][PV warp] u8
   static constexpr int SHARED_BYTES = PRESENT_AT + STAGES * PV_WARPS;
   static_assert(SHARED_BYTES <= 101376, "shared memory of a block on SM120");
@@ -56,11 +58,17 @@ struct Tile {
   static DEVICE u32 full(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
   static DEVICE u32 free(u32 shared, int stage) { return shared + BARRIERS_AT + (STAGES + stage) * 8; }
   static DEVICE u32 weighted(u32 shared, int stage) { return shared + BARRIERS_AT + (2 * STAGES + stage) * 8; }
+  static DEVICE u32 met(u32 shared) { return shared + BARRIERS_AT + 3 * STAGES * 8; }
 };
 
 // Which token, heads and split a CTA serves.
 struct Place {
   int token, head_group, split;
+
+  // Row of partial values and states of one head.
+  DEVICE i64 partial_row(const DecodeArgs& args, int head) const {
+    return (static_cast<i64>(token) * args.num_heads + head) * args.splits + split;
+  }
 
   template <class T>
   static DEVICE Place of(const DecodeArgs& args) {
