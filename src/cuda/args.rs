@@ -61,6 +61,14 @@ pub(super) struct DecodeArgs {
     pub reserved: i32,
 }
 
+impl DecodeArgs {
+    /// As the kernel reads it.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the struct is `repr(C)` of integers and floats, `reserved` fields stand where padding would be.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), size_of::<Self>()) }
+    }
+}
+
 // The sizes that args.cuh asserts; its fields follow in the same order and alignment.
 const _: () = assert!(size_of::<CandidateArgs>() == 64 && size_of::<DecodeArgs>() == 232);
 const _: () = assert!(offset_of!(CandidateArgs, num_slots) == 40 && offset_of!(CandidateArgs, topk) == 56);

@@ -12,8 +12,8 @@ use crate::{Error, FamilySpec};
 /// Most devices of a process.
 const MAX_DEVICES: usize = 64;
 
-/// The embedded PTX, by module.
-static MODULES: &[(&str, &str)] = &[
+/// The embedded PTX: name and text of every module.
+pub static MODULES: &[(&str, &str)] = &[
     ("dots3_swa", include_str!("../../kernels/ptx/dots3_swa.ptx")),
     ("dsv3_2", include_str!("../../kernels/ptx/dsv3_2.ptx")),
     ("dsv4", include_str!("../../kernels/ptx/dsv4.ptx")),

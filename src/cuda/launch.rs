@@ -96,52 +96,68 @@ impl Device {
         workspace: Workspace,
         stream: CUstream,
     ) -> Result<(), Error> {
-        if plan.num_tokens == 0 {
-            return Ok(());
-        }
-        let needed = plan.workspace_bytes();
-        if workspace.bytes < needed {
-            return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
-        }
-        let grid = u32::try_from(plan.grid())
-            .ok()
-            .filter(|grid| *grid <= i32::MAX as u32)
-            .ok_or_else(|| Error::value("q", "small enough for one launch", format!("{} CTAs", plan.grid())))?;
+        let mut launches = decode_launches(plan, decode, workspace)?;
         let _context = self.enter()?;
-        let kernel = plan.kernel;
-        let decode_function = self.function(kernel.module, kernel.entry, stream)?;
-        let merge = match plan.splits {
-            1 => None,
-            few if few <= FEW_SPLITS => Some(("merge_few", (1, plan.d_v / 4))),
-            _ => Some(("merge_many", (plan.d_v / MERGE_MANY_DIMS, MERGE_MANY_THREADS))),
-        };
-        let merge =
-            merge.map(|(entry, shape)| Ok::<_, Error>((self.function("merge", entry, stream)?, shape))).transpose()?;
-
-        let mut args = arguments(plan, decode, workspace);
-        let mut parameters = [(&raw mut args).cast::<c_void>()];
-        let shape = Launch {
-            grid: (grid, 1),
-            threads: kernel.threads as u32,
-            shared_bytes: kernel.shared_bytes as u32,
-            after_previous: false,
-        };
-        // SAFETY: the kernel takes one DecodeArgs, whose pointers the caller vouches for.
-        unsafe { shape.enqueue(decode_function, &mut parameters, stream) }?;
-        if let Some((function, (blocks, threads))) = merge {
-            let mut d_v = plan.d_v as i32;
-            let mut parameters = [(&raw mut args).cast::<c_void>(), (&raw mut d_v).cast::<c_void>()];
-            let shape = Launch {
-                grid: ((plan.num_tokens * plan.num_heads) as u32, blocks as u32),
-                threads: threads as u32,
-                shared_bytes: 0,
-                after_previous: true,
-            };
-            // SAFETY: the kernel takes a DecodeArgs and an int; the workspace is as long as the plan says.
-            unsafe { shape.enqueue(function, &mut parameters, stream) }?;
+        // Every module is loaded before anything is enqueued.
+        let mut functions = [std::ptr::null_mut(); 2];
+        for (function, launch) in functions.iter_mut().zip(launches.iter().flatten()) {
+            *function = self.function(launch.module, launch.entry, stream)?;
+        }
+        for (function, launch) in functions.into_iter().zip(launches.iter_mut().flatten()) {
+            // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
+            unsafe { launch.enqueue(function, stream) }?;
         }
         Ok(())
     }
+}
+
+/// What [`Device::decode`] enqueues, in this order: the decode kernel, and if there are splits the kernel that joins them.
+/// Asks no driver.
+///
+/// # Errors
+/// [`Error::Value`] if the workspace is too small or the grid too large.
+pub fn decode_launches(
+    plan: &DecodePlan,
+    decode: &DecodeOnDevice,
+    workspace: Workspace,
+) -> Result<[Option<Launch>; 2], Error> {
+    if plan.num_tokens == 0 {
+        return Ok([None, None]);
+    }
+    let needed = plan.workspace_bytes();
+    if workspace.bytes < needed {
+        return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
+    }
+    let grid = u32::try_from(plan.grid())
+        .ok()
+        .filter(|grid| *grid <= i32::MAX as u32)
+        .ok_or_else(|| Error::value("q", "small enough for one launch", format!("{} CTAs", plan.grid())))?;
+    let args = arguments(plan, decode, workspace);
+    let kernel = plan.kernel;
+    let first = Launch {
+        module: kernel.module,
+        entry: kernel.entry,
+        grid: [grid, 1],
+        threads: kernel.threads as u32,
+        shared_bytes: kernel.shared_bytes as u32,
+        after_previous: false,
+        parameters: Parameters::Decode(args),
+    };
+    let join = match plan.splits {
+        1 => None,
+        few if few <= FEW_SPLITS => Some(("merge_few", 1, plan.d_v / 4)),
+        _ => Some(("merge_many", plan.d_v / MERGE_MANY_DIMS, MERGE_MANY_THREADS)),
+    };
+    let join = join.map(|(entry, blocks, threads)| Launch {
+        module: "merge",
+        entry,
+        grid: [(plan.num_tokens * plan.num_heads) as u32, blocks as u32],
+        threads: threads as u32,
+        shared_bytes: 0,
+        after_previous: true,
+        parameters: Parameters::Join(args, plan.d_v as i32),
+    });
+    Ok([Some(first), join])
 }
 
 fn arguments(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -> DecodeArgs {
@@ -202,31 +218,56 @@ fn candidates(candidates: &CandidatesOnDevice, topk: usize) -> CandidateArgs {
     }
 }
 
-struct Launch {
-    grid: (u32, u32),
-    threads: u32,
-    shared_bytes: u32,
+/// One kernel launch, all but its stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch {
+    /// Module (PTX file) of the entry point.
+    pub module: &'static str,
+    /// Its name.
+    pub entry: &'static str,
+    /// Blocks in x and y.
+    pub grid: [u32; 2],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
     /// Starts beside the previous kernel of the stream and waits for it inside (programmatic dependent launch).
-    after_previous: bool,
+    pub after_previous: bool,
+    parameters: Parameters,
+}
+
+/// Kernel parameters in the order of the entry point.
+#[derive(Debug, Clone, Copy)]
+enum Parameters {
+    Decode(DecodeArgs),
+    /// And the value dimensions.
+    Join(DecodeArgs, i32),
 }
 
 impl Launch {
+    /// The bytes of the kernel's parameters in their order, without gaps (no parameter needs one).
+    pub fn parameter_bytes(&self) -> Vec<u8> {
+        match &self.parameters {
+            Parameters::Decode(args) => args.bytes().to_vec(),
+            Parameters::Join(args, d_v) => [args.bytes(), &d_v.to_ne_bytes()].concat(),
+        }
+    }
+
     /// # Safety
-    /// `parameters` must be what `function` takes.
-    unsafe fn enqueue(
-        &self,
-        function: sys::CUfunction,
-        parameters: &mut [*mut c_void],
-        stream: CUstream,
-    ) -> Result<(), Error> {
+    /// `function` must be the entry point, and what the parameters point to as long as the kernel takes it to be.
+    unsafe fn enqueue(&mut self, function: sys::CUfunction, stream: CUstream) -> Result<(), Error> {
+        let mut parameters = match &mut self.parameters {
+            Parameters::Decode(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
+            Parameters::Join(args, d_v) => [(&raw mut *args).cast::<c_void>(), (&raw mut *d_v).cast::<c_void>()],
+        };
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
         let config = sys::CUlaunchConfig {
-            gridDimX: self.grid.0,
-            gridDimY: self.grid.1,
+            gridDimX: self.grid[0],
+            gridDimY: self.grid[1],
             gridDimZ: 1,
             blockDimX: self.threads,
             blockDimY: 1,

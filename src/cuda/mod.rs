@@ -9,9 +9,9 @@ mod driver;
 mod launch;
 mod workspace;
 
-pub use device::{Device, device};
+pub use device::{Device, MODULES, device};
 pub use driver::{DeviceDescription, Driver, DriverVersion, probe};
-pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, OutType};
+pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Launch, OutType, decode_launches};
 pub use workspace::Workspace;
 
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};

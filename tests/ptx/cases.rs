@@ -1,0 +1,182 @@
+//! The table of cases: every kernel with ragged heads, widths, splits, pages and outputs.
+
+use sparse_mla::cuda::OutType;
+use sparse_mla::{Family, LseBase};
+
+use crate::case::{Case, Extra, Holes, Page, Values};
+
+const PLAIN: Case = Case {
+    name: "",
+    family: Family::Dsv3_2,
+    tile: 16,
+    tokens: 1,
+    heads: 16,
+    topk: 33,
+    splits: 1,
+    slots: 150,
+    page: Page::Dense(64),
+    extra: None,
+    lengths: &[],
+    holes: Holes::None,
+    values: Values::Plain,
+    sink: false,
+    lse_base: LseBase::Two,
+    out_type: OutType::Bf16,
+    gaps: 0,
+};
+
+/// Shapes that every kernel runs.
+const SHAPES: &[Case] = &[
+    Case { name: "one head, one candidate", heads: 1, topk: 1, out_type: OutType::F32, page: Page::Dense(1), ..PLAIN },
+    Case { name: "8 heads, holes", heads: 8, topk: 31, holes: Holes::Some, page: Page::Padded(7), gaps: 4, ..PLAIN },
+    Case {
+        name: "11 heads, lengths, sink",
+        tokens: 3,
+        heads: 11,
+        topk: 33,
+        lengths: &[1000, 5, 0],
+        sink: true,
+        lse_base: LseBase::E,
+        page: Page::Padded(48),
+        out_type: OutType::F32,
+        gaps: 3,
+        ..PLAIN
+    },
+    Case {
+        name: "16 heads, three splits, wild",
+        topk: 65,
+        splits: 3,
+        values: Values::Wild,
+        out_type: OutType::F16,
+        gaps: 1,
+        ..PLAIN
+    },
+    Case {
+        name: "24 heads, three splits, lengths",
+        tokens: 2,
+        heads: 24,
+        topk: 130,
+        splits: 3,
+        lengths: &[130, 20],
+        holes: Holes::Some,
+        sink: true,
+        page: Page::Padded(5),
+        out_type: OutType::F32,
+        gaps: 4,
+        ..PLAIN
+    },
+    Case {
+        name: "stages refilled twice, wild",
+        topk: 300,
+        values: Values::Wild,
+        sink: true,
+        page: Page::Padded(64),
+        ..PLAIN
+    },
+    Case {
+        name: "many splits",
+        tokens: 2,
+        heads: 3,
+        topk: 300,
+        splits: 9,
+        lengths: &[300, -4],
+        sink: true,
+        lse_base: LseBase::E,
+        page: Page::Dense(3),
+        gaps: 4,
+        ..PLAIN
+    },
+    Case { name: "nothing present", tokens: 2, heads: 2, topk: 40, holes: Holes::All, lse_base: LseBase::E, ..PLAIN },
+    Case {
+        name: "nothing present, splits, sink",
+        heads: 2,
+        topk: 70,
+        splits: 2,
+        holes: Holes::All,
+        sink: true,
+        ..PLAIN
+    },
+];
+
+/// Shapes with a secondary cache.
+const DUAL: &[Case] = &[
+    Case {
+        name: "two caches",
+        tokens: 2,
+        heads: 11,
+        topk: 33,
+        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 7] }),
+        lengths: &[33, 0],
+        sink: true,
+        ..PLAIN
+    },
+    Case {
+        name: "two caches, splits, holes",
+        heads: 24,
+        topk: 65,
+        splits: 3,
+        holes: Holes::Some,
+        extra: Some(Extra { topk: 130, slots: 400, page: Page::Dense(64), lengths: &[] }),
+        out_type: OutType::F32,
+        page: Page::Padded(6),
+        ..PLAIN
+    },
+    Case {
+        name: "a split begins in the secondary cache",
+        topk: 32,
+        splits: 2,
+        extra: Some(Extra { topk: 40, slots: 150, page: Page::Dense(1), lengths: &[] }),
+        values: Values::Wild,
+        ..PLAIN
+    },
+];
+
+/// A window's width may not be less than this.
+const WINDOW: usize = 513;
+
+/// Every case, each with the seed of its inputs.
+pub fn all() -> Vec<(u64, Case)> {
+    let mut cases = Vec::new();
+    let mut add = |case: Case| cases.push((cases.len() as u64 * 100 + 17, case));
+    for (family, tiles) in [
+        (Family::Dsv3_2, &[16, 32][..]),
+        (Family::GlmNsa, &[32]),
+        (Family::Glm53Nope, &[16, 32]),
+        (Family::Dsv4, &[16, 32]),
+        (Family::Dsv4_1, &[16, 32]),
+        (Family::Dsv4_1Inline, &[16, 32]),
+        (Family::Dots3Swa, &[16]),
+    ] {
+        for &tile in tiles {
+            for shape in SHAPES {
+                let shape = if family == Family::Dots3Swa { windowed(*shape) } else { *shape };
+                add(Case { family, tile, ..shape });
+            }
+            if matches!(family, Family::Dsv4 | Family::Dsv4_1 | Family::Dsv4_1Inline) {
+                DUAL.iter().for_each(|shape| add(Case { family, tile, ..*shape }));
+            }
+        }
+    }
+    add(Case {
+        name: "positions past the window",
+        family: Family::Dots3Swa,
+        topk: 576,
+        holes: Holes::Some,
+        splits: 2,
+        ..PLAIN
+    });
+    cases
+}
+
+/// The same shape in an indices row as wide as the window, cut by lengths.
+fn windowed(shape: Case) -> Case {
+    let lengths = match (shape.lengths, shape.topk) {
+        ([_, ..], _) => shape.lengths,
+        (_, 1) => &[1],
+        (_, 31) => &[31],
+        (_, 33) => &[33],
+        (_, 65) => &[65],
+        _ => &[200],
+    };
+    Case { topk: WINDOW, lengths, ..shape }
+}

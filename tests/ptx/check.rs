@@ -1,0 +1,70 @@
+//! Results against the CPU backend.
+
+use sparse_mla::cuda::OutType;
+
+use crate::case::{Case, Outputs};
+
+/// Largest relative L2 error of a head's output beside the rounding of the output itself, and largest error of a
+/// log-sum-exp.
+pub const OUT_BOUND: f64 = 2e-3;
+pub const LSE_BOUND: f64 = 1e-3;
+
+/// Largest differences that were found.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Differences {
+    pub out: f64,
+    pub lse: f64,
+}
+
+impl Differences {
+    pub fn max(self, other: Self) -> Self {
+        Self { out: self.out.max(other.out), lse: self.lse.max(other.lse) }
+    }
+}
+
+/// Rounding of the output type, relative.
+fn rounding(out_type: OutType) -> f64 {
+    match out_type {
+        OutType::F32 => 0.0,
+        OutType::F16 => 2f64.powi(-11),
+        OutType::Bf16 => 2f64.powi(-8),
+    }
+}
+
+/// Checks every head by itself. What is exact must be equal: heads whose wanted output is 0 throughout have no candidate.
+pub fn compare(case: &Case, got: &Outputs, want: &Outputs) -> Result<Differences, String> {
+    let mut largest = Differences::default();
+    for token in 0..case.tokens {
+        for head in 0..case.heads {
+            let place = format!("token {token} head {head}");
+            let (got_lse, want_lse) = (f64::from(got.lse[[token, head]]), f64::from(want.lse[[token, head]]));
+            let row = |outputs: &Outputs| outputs.out.slice(ndarray::s![token, head, ..]).to_vec();
+            let (got_row, want_row) = (row(got), row(want));
+            if want_row.iter().all(|x| *x == 0.0) {
+                if got_row.iter().any(|x| x.to_bits() != 0) {
+                    return Err(format!("{place}: output is not exactly 0 where no candidate is present"));
+                }
+                if got_lse.to_bits() != want_lse.to_bits() {
+                    return Err(format!(
+                        "{place}: log-sum-exp {got_lse} where no candidate is present, not {want_lse}"
+                    ));
+                }
+                continue;
+            }
+            let squares = |f: &dyn Fn(usize) -> f64| (0..want_row.len()).map(|at| f(at).powi(2)).sum::<f64>().sqrt();
+            let norm = squares(&|at| f64::from(want_row[at]));
+            let error = squares(&|at| f64::from(got_row[at]) - f64::from(want_row[at])) / norm;
+            let lse = (got_lse - want_lse).abs();
+            // A NaN must fail.
+            let within = |error: f64, bound: f64| error.is_finite() && error <= bound;
+            if !within(error, OUT_BOUND + rounding(case.out_type)) {
+                return Err(format!("{place}: relative L2 error {error:.2e} of the output"));
+            }
+            if !within(lse, LSE_BOUND) {
+                return Err(format!("{place}: log-sum-exp {got_lse}, not {want_lse}"));
+            }
+            largest = largest.max(Differences { out: error, lse });
+        }
+    }
+    Ok(largest)
+}

@@ -1,0 +1,263 @@
+//! Seeded faults in the committed PTX; every one must be caught by a case.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rayon::prelude::*;
+use sparse_mla::cuda::MODULES;
+
+use crate::case::Case;
+use crate::edit::{self, Edit, Find};
+use crate::module::Module;
+use crate::stand_in::COMMITTED;
+use Edit::{After, Before, Drop, DropEvery, Replace, ReplaceEvery, Swap};
+use Find::{Last, Nth};
+
+/// Module, entry point, what is wrong, and the edit that makes it so.
+type Mutant = (&'static str, &'static str, &'static str, Edit);
+
+const WAIT: &str = "mbarrier.try_wait";
+const LOOP: &str = "@!done bra again";
+const EXPECT: &str = "mbarrier.arrive.expect_tx";
+const ARRIVE: &str = "mbarrier.arrive.shared::cta.b64";
+const BULK: &str = "cp.async.bulk";
+const MMA: &str = "f32.f16.f16.f32";
+const MMA_BF16: &str = "f32.bf16.bf16.f32";
+const INIT: &str = "mbarrier.init";
+const RAISE: &str = "barrier.cta.red.or";
+const TRANSPOSED: &str = "x4.trans";
+const LN_2: &str = "0f3F317218";
+const LOG2_E: &str = "0f3FB8AA3B";
+
+const MUTANTS: &[Mutant] = &[
+    // ---- barriers of the block and of its parts
+    ("dsv3_2", "decode_16", "first CTA barrier of one role dropped", Drop(Nth("bar.sync", 0))),
+    ("dsv3_2", "decode_16", "last CTA barrier dropped", Drop(Last("bar.sync"))),
+    ("dsv4", "decode_32", "every CTA barrier dropped", DropEvery(&["bar.sync"])),
+    ("dsv3_2", "decode_16", "group barrier after the largest |q| dropped", Drop(Nth("barrier.cta.sync", 0))),
+    ("dsv4", "decode_16", "every group barrier dropped", DropEvery(&["barrier.cta.sync"])),
+    ("dsv4_1", "decode_32", "group barrier of the exchange dropped", Drop(Find::Before(RAISE, "barrier.cta.sync"))),
+    (
+        "dsv3_2",
+        "decode_32",
+        "one group at another barrier",
+        Before(Nth("barrier.cta.sync", 0), 0, "add.s32 {new}, {old}, 1"),
+    ),
+    (
+        "glm53_nope",
+        "decode_16",
+        "barrier of 32 threads too many",
+        Before(Nth("barrier.cta.sync", 0), 1, "add.s32 {new}, {old}, 32"),
+    ),
+    ("glm53_nope", "decode_16", "all instead of any warp raises", Replace(Nth(RAISE, 0), "red.or", "red.and")),
+    ("merge", "merge_many", "barrier between shares dropped", Drop(Nth("bar.sync", 0))),
+    // ---- mbarriers
+    ("dsv3_2", "decode_16", "full expects one arrival too many", Before(Nth(INIT, 0), 1, "add.s32 {new}, {old}, 1")),
+    ("dsv3_2", "decode_16", "full expects one arrival too few", Before(Nth(INIT, 0), 1, "add.s32 {new}, {old}, -1")),
+    ("dsv3_2", "decode_16", "free expects a warp too few", Before(Nth(INIT, 1), 1, "add.s32 {new}, {old}, -32")),
+    ("dsv4_1", "decode_16", "weighted expects a warp too few", Before(Nth(INIT, 2), 1, "add.s32 {new}, {old}, -32")),
+    ("dsv4", "decode_32", "an mbarrier is not initialised", Drop(Last(INIT))),
+    (
+        "dsv4",
+        "decode_16",
+        "no fence after the initialisation",
+        DropEvery(&["fence.mbarrier_init", "fence.proxy.async"]),
+    ),
+    ("dsv3_2", "decode_16", "16 bytes too many expected", Before(Nth(EXPECT, 0), 2, "add.s32 {new}, {old}, 16")),
+    ("dsv4", "decode_16", "16 bytes too few expected", Before(Last(EXPECT), 2, "add.s32 {new}, {old}, -16")),
+    ("dsv4_1_inline", "decode_16", "no bytes expected", Before(Nth(EXPECT, 1), 2, "mov.u32 {new}, 0")),
+    ("glm53_nope", "decode_32", "a stage is not announced", Drop(Nth(EXPECT, 0))),
+    ("dsv3_2", "decode_16", "QK warps do not wait for rows", Drop(Nth(LOOP, 0))),
+    ("dsv3_2", "decode_16", "PV warps do not wait for a free stage", Drop(Nth(LOOP, 1))),
+    ("dsv4", "decode_16", "PV warps do not wait for weights", Drop(Nth(LOOP, 3))),
+    ("dsv4_1", "decode_16", "QK warps wait for the other parity", Before(Nth(WAIT, 0), 2, "xor.b32 {new}, {old}, 1")),
+    ("dsv4_1", "decode_16", "free stages of the other parity", Before(Nth(WAIT, 1), 2, "xor.b32 {new}, {old}, 1")),
+    ("dots3_swa", "decode_16", "weights of the other parity", Before(Last(WAIT), 2, "xor.b32 {new}, {old}, 1")),
+    ("dsv3_2", "decode_32", "weights are not announced", Drop(Nth(ARRIVE, 0))),
+    ("dsv3_2", "decode_32", "stages are not given back", Drop(Last(ARRIVE))),
+    ("dsv4", "decode_16", "footers are not announced", Drop(Nth("cp.async.mbarrier.arrive.noinc", 0))),
+    // ---- copies
+    ("dsv3_2", "decode_16", "a copy 16 bytes too short", Before(Nth(BULK, 1), 2, "add.s32 {new}, {old}, -16")),
+    ("dsv3_2", "decode_16", "a copy from the next 16 bytes", Before(Nth(BULK, 0), 1, "add.s64 {new}, {old}, 16")),
+    ("glm53_nope", "decode_16", "a copy to the next 16 bytes", Before(Last(BULK), 0, "add.s32 {new}, {old}, 16")),
+    ("dsv4_1", "decode_16", "a copy is left out", Drop(Nth(BULK, 2))),
+    ("dsv4_1", "decode_32", "every lane copies", Replace(Nth(BULK, 0), "@chosen ", "")),
+    ("dsv4_1", "decode_16", "a footer from 16 bytes before", Before(Nth(BULK, 1), 1, "add.s64 {new}, {old}, -16")),
+    ("dsv4", "decode_16", "footers 8 bytes late", Before(Nth("cp.async.ca", 0), 0, "add.s32 {new}, {old}, 8")),
+    ("dots3_swa", "decode_16", "footers are not copied", Drop(Nth("cp.async.ca", 0))),
+    ("dots3_swa", "decode_16", "half a footer", Replace(Last("cp.async.ca"), "], 8,", "], 4,")),
+    // ---- exchange between lanes
+    ("dsv3_2", "decode_16", "rows of the next lane", Before(Nth("shfl.sync.idx", 0), 2, "add.s32 {new}, {old}, 1")),
+    (
+        "dsv3_2",
+        "decode_16",
+        "scales of the next candidate",
+        Before(Last("shfl.sync.idx"), 2, "xor.b32 {new}, {old}, 1"),
+    ),
+    ("dsv4", "decode_32", "sums over the wrong lanes", Before(Last("shfl.sync.bfly"), 2, "xor.b32 {new}, {old}, 4")),
+    (
+        "dsv4_1",
+        "decode_16",
+        "largest |q| over the wrong lanes",
+        Before(Nth("shfl.sync.bfly", 0), 2, "xor.b32 {new}, {old}, 8"),
+    ),
+    (
+        "dsv4_1",
+        "decode_16",
+        "smallest scale instead of the largest",
+        Replace(Nth("redux.sync.max", 0), "sync.max", "sync.min"),
+    ),
+    ("dsv3_2", "decode_16", "presence of the next row", Before(Nth("st.shared.u8", 0), 1, "shl.b32 {new}, {old}, 1")),
+    // ---- products
+    ("dsv3_2", "decode_16", "rows of Q swapped", Swap(Nth(MMA, 0), 1, 0, 1)),
+    ("dsv3_2", "decode_16", "halves of K swapped", Swap(Nth(MMA, 1), 2, 0, 1)),
+    ("dsv4", "decode_16", "candidates of V swapped", Swap(Last(MMA), 2, 0, 1)),
+    ("dsv4_1", "decode_32", "heads of the weights swapped", Swap(Last(MMA), 1, 0, 1)),
+    ("dsv3_2", "decode_32", "accumulators swapped", Swap(Nth(MMA, 0), 3, 0, 2)),
+    ("dsv3_2", "decode_16", "halves of a RoPE step swapped", Swap(Nth(MMA_BF16, 0), 2, 0, 1)),
+    ("dsv4", "decode_16", "RoPE lanes of a tile left out", Drop(Find::After("cvt.f32.f16", MMA_BF16))),
+    ("dsv4_1", "decode_16", "values are not transposed", Replace(Nth(TRANSPOSED, 0), ".trans", "")),
+    (
+        "dsv4_1",
+        "decode_16",
+        "values of the next 16 dimensions",
+        Before(Last(TRANSPOSED), 1, "add.s32 {new}, {old}, 16"),
+    ),
+    (
+        "glm53_nope",
+        "decode_16",
+        "codes of K in another order",
+        Swap(Nth("ldmatrix.sync.aligned.m8n8.x4.shared", 0), 0, 1, 2),
+    ),
+    ("glm53_nope", "decode_32", "codes read as E5M2", ReplaceEvery("e4m3x2", "e5m2x2")),
+    (
+        "dsv3_2",
+        "decode_16",
+        "even and odd dimensions swapped",
+        Before(Nth("prmt.b32", 0), 3, "xor.b32 {new}, {old}, 0x1111"),
+    ),
+    ("dsv4", "decode_16", "scale of the next group", Before(Last("ld.shared.u8"), 1, "add.s32 {new}, {old}, 1")),
+    (
+        "dsv3_2",
+        "decode_16",
+        "scale of the next FP32 group",
+        Before(Find::After(WAIT, "ld.shared.u32"), 1, "add.s32 {new}, {old}, 4"),
+    ),
+    // ---- softmax
+    ("dsv3_2", "decode_16", "a maximum is not updated", Replace(Nth("max.f32", 0), "max.f32", "min.f32")),
+    ("dsv4_1", "decode_16", "references are never raised", Before(Nth("setp.ne.u32 mine", 0), 1, "mov.u32 {new}, 0")),
+    (
+        "dsv4",
+        "decode_16",
+        "PV warps never rescale",
+        Before(Find::Before(ARRIVE, "st.shared.u32"), 1, "mov.u32 {new}, 0"),
+    ),
+    (
+        "dsv3_2",
+        "decode_16",
+        "no weight for one candidate of two",
+        Before(Find::After(LOOP, "cvt.rn.f16x2.f32"), 1, "mov.f32 {new}, 0f00000000"),
+    ),
+    ("dsv3_2", "decode_32", "absent candidates weigh", ReplaceEvery("0fFF800000", "0f00000000")),
+    (
+        "dsv3_2",
+        "decode_16",
+        "sinks are not added",
+        After(Nth("ld.global.nc.f32", 0), 0, 0, "mov.f32 {old}, 0fFF800000"),
+    ),
+    ("dsv3_2", "decode_16", "natural LSE by a wrong constant", ReplaceEvery(LN_2, "0f3F300000")),
+    ("dsv3_2", "decode_32", "sink's logarithm by a wrong constant", Replace(Last(LOG2_E), LOG2_E, "0f3F800000")),
+    ("dsv4", "decode_32", "no normaliser", Replace(Last("rcp.rn.f32"), "rcp.rn.f32", "mov.f32")),
+    // ---- edges
+    ("dsv3_2", "decode_16", "splits begin a chunk late", After(Nth("div.u32", 2), 0, 0, "add.s32 {old}, {old}, 1")),
+    ("dsv4", "decode_16", "splits end a chunk early", After(Nth("div.u32", 3), 0, 0, "add.s32 {old}, {old}, -1")),
+    ("dsv4_1", "decode_16", "a head too many", After(Nth("ld.param.v2.u32", 0), 0, 1, "add.s32 {old}, {old}, 1")),
+    ("dsv3_2", "decode_16", "lengths are clamped from below", Replace(Nth("min.s32", 0), "min.s32", "max.s32")),
+    ("dsv4", "decode_16", "slots of the other cache", ReplaceEvery("+104]", "+40]")),
+    ("dsv4_1", "decode_32", "pages of the other cache", ReplaceEvery("+88]", "+24]")),
+    (
+        "glm53_nope",
+        "decode_16",
+        "the first slot past the cache",
+        Before(Nth("setp.lt.u32", 1), 2, "add.s32 {new}, {old}, 1"),
+    ),
+    ("glm53_nope", "decode_32", "rows of the page before", After(Nth("div.u32", 4), 0, 0, "add.s32 {old}, {old}, -1")),
+    (
+        "dsv4_1_inline",
+        "decode_16",
+        "output halves swapped",
+        Replace(Last("cvt.rn.bf16x2.f32"), "cvt.rn.bf16x2.f32", "cvt.rn.f16x2.f32"),
+    ),
+    ("dsv4_1_inline", "decode_32", "an output is not stored", Drop(Last("st.global.f32"))),
+    // ---- joining splits
+    ("merge", "merge_few", "does not wait for the decode", Drop(Nth("griddepcontrol.wait", 0))),
+    ("merge", "merge_many", "does not wait for the decode", Drop(Nth("griddepcontrol.wait", 0))),
+    (
+        "merge",
+        "merge_few",
+        "values of the next split",
+        Before(Nth("ld.global.cg.v4.f32", 1), 1, "add.s64 {new}, {old}, 2048"),
+    ),
+    (
+        "merge",
+        "merge_few",
+        "state of the split before",
+        Before(Nth("ld.global.cg.v2.f32", 1), 1, "add.s64 {new}, {old}, -8"),
+    ),
+    ("merge", "merge_few", "smallest instead of largest reference", Replace(Nth("max.f32", 1), "max.f32", "min.f32")),
+    ("merge", "merge_few", "empty splits count", ReplaceEvery("setp.eq.f32", "setp.nan.f32")),
+    (
+        "merge",
+        "merge_many",
+        "references over half the lanes",
+        Replace(Nth("shfl.sync.bfly", 0), "shfl.sync.bfly", "shfl.sync.down"),
+    ),
+    ("merge", "merge_many", "a share is left out", Drop(Last("ld.shared.v4.f32"))),
+];
+
+/// Applies every fault, runs the cases of its kernel until one fails, and prints the table.
+pub fn run() {
+    let start = Instant::now();
+    let cases = crate::cases::all();
+    let found: Vec<Result<String, String>> = MUTANTS.par_iter().map(|mutant| caught_by(mutant, &cases)).collect();
+    println!("| module | entry | fault | caught by |\n|---|---|---|---|");
+    let mut survivors = Vec::new();
+    for ((module, entry, what, _), found) in MUTANTS.iter().zip(&found) {
+        let found = found.as_ref().unwrap_or_else(|why| {
+            survivors.push(format!("{module} {entry}, {what}: {why}"));
+            why
+        });
+        println!("| {module} | {entry} | {what} | {} |", found.replace('|', "\\|"));
+    }
+    let (all, seconds) = (MUTANTS.len(), start.elapsed().as_secs_f64());
+    println!("{} of {all} mutants caught in {seconds:.0} s", all - survivors.len());
+    assert!(survivors.is_empty(), "{}", survivors.join("\n"));
+}
+
+/// Which case caught a fault, and how; an error if none did, or if the fault's place was not found.
+fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[(u64, Case)]) -> Result<String, String> {
+    let (_, text) = MODULES.iter().find(|(name, _)| *name == module).ok_or("no such module")?;
+    let mutated = edit::apply(text, entry, edit)?;
+    let mutated = match Module::parse(&mutated) {
+        Ok(mutated) => mutated,
+        Err(why) => return Err(format!("the edit makes no PTX: {why}")),
+    };
+    let mut modules: HashMap<_, _> = COMMITTED.clone();
+    modules.insert(module, Arc::new(mutated));
+    for (seed, case) in cases.iter().filter(|(_, case)| uses(case, module, entry)) {
+        if let Err(why) = crate::run_case(&modules, *seed, case) {
+            return Ok(format!("{}: {why}", case.name));
+        }
+    }
+    Err("survived".into())
+}
+
+/// Whether a case launches an entry point.
+fn uses(case: &Case, module: &str, entry: &str) -> bool {
+    match entry {
+        "merge_few" => (2..=8).contains(&case.splits),
+        "merge_many" => case.splits > 8,
+        _ => case.plan().kernel.module == module && case.plan().kernel.entry == entry,
+    }
+}
