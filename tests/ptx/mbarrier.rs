@@ -19,6 +19,9 @@ pub struct Mbarrier {
     /// What the arrivals of this phase knew, and what those of completed phases knew.
     arriving: Clock,
     completed: Clock,
+    /// Warps of which all lanes arrived together, and their clocks then: whoever waits for the phase has met them.
+    arriving_warps: Vec<(usize, u32)>,
+    completed_warps: Vec<(usize, u32)>,
     /// The warp that initialised it, and its clock then.
     by: (usize, u32),
     /// The initialisation was fenced against the asynchronous proxy.
@@ -48,6 +51,8 @@ impl Mbarriers {
             phase: 0,
             arriving: [0; AGENTS],
             completed: [0; AGENTS],
+            arriving_warps: Vec::new(),
+            completed_warps: Vec::new(),
             by: (warp, order.now(warp)),
             fenced: false,
         });
@@ -94,6 +99,11 @@ impl Mbarriers {
         &self.all[index]
     }
 
+    /// All lanes of a warp are about to arrive together.
+    pub fn whole_warp(&mut self, index: usize, warp: usize, clock: u32) {
+        self.all[index].arriving_warps.push((warp, clock));
+    }
+
     /// `count` arrivals of a warp's lanes that know `known`.
     pub fn arrive(&mut self, index: usize, known: &Clock, count: u32) -> Result<(), Fault> {
         let one = &mut self.all[index];
@@ -126,6 +136,9 @@ impl Mbarriers {
         let done = one.phase & 1 != parity;
         if done {
             order.acquire(warp, &one.completed);
+            for (_, clock) in one.completed_warps.iter().filter(|(other, _)| *other == warp) {
+                order.lanes_met_after(warp, *clock);
+            }
         }
         done
     }
@@ -136,6 +149,7 @@ impl Mbarrier {
         if self.pending == 0 && self.bytes == 0 {
             let arriving = std::mem::replace(&mut self.arriving, [0; AGENTS]);
             join(&mut self.completed, &arriving);
+            self.completed_warps = std::mem::take(&mut self.arriving_warps);
             self.phase += 1;
             self.completed[self.agent] = self.phase;
             self.pending = self.expected;

@@ -101,6 +101,11 @@ impl Order {
         self.met[warp] = self.known[warp][warp];
     }
 
+    /// The lanes of a warp met after what they did up to `clock`.
+    pub fn lanes_met_after(&mut self, warp: usize, clock: u32) {
+        self.met[warp] = self.met[warp].max(clock + 1);
+    }
+
     /// A fence between the proxies: what the warp knows may be overwritten or read by bulk copies.
     pub fn fence_proxies(&mut self, warp: usize) {
         self.fenced[warp] = self.known[warp];

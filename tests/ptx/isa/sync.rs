@@ -168,6 +168,10 @@ fn mbarrier(raw: &Raw<'_>, parts: &[&str]) -> Decoded {
 fn arrive(state: crate::operand::Target, address: crate::operand::Address, count: Source, bytes: Source) -> Execute {
     Box::new(move |c| {
         let (addresses, counts, bytes) = (address.of(c), count.u32s(c), bytes.u32s(c));
+        if c.active().count() == LANES && addresses.iter().all(|address| *address == addresses[0]) {
+            let index = c.block.mbarriers.find(&c.block.order, c.number, addresses[0])?;
+            c.block.mbarriers.whole_warp(index, c.number, c.block.order.now(c.number));
+        }
         let mut known = [0; crate::order::AGENTS];
         c.block.order.release(c.number, &mut known);
         let mut states = [0; LANES];
