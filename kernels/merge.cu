@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(256) merge_few(const __grid_constan
   ptx::wait_for_previous_grid();
   RowStates<1> states;
   Partials<FEW> partials;
-  states.load(args.partial_state + row * args.splits, args.splits, threadIdx.x & 31);
-  partials.load(args.partial + row * args.splits * d_v + dim, 0, 1, args.splits, d_v);
+  states.load(args.partial_state + row * args.all_splits, args.all_splits, threadIdx.x & 31);
+  partials.load(args.partial + row * args.all_splits * d_v + dim, 0, 1, args.all_splits, d_v);
   states.reduce();
   const float4 total = partials.weighted_sum(states, 0, 1);
   finish(args, row, dim, states.reference, states.sum, total, threadIdx.x == 0);
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(256) merge_many(const __grid_consta
   ptx::wait_for_previous_grid();
   RowStates<MANY / 32> states;
   Partials<MANY / SHARES> partials;
-  states.load(args.partial_state + row * args.splits, args.splits, lane);
-  partials.load(args.partial + row * args.splits * d_v + dim, share, SHARES, args.splits, d_v);
+  states.load(args.partial_state + row * args.all_splits, args.all_splits, lane);
+  partials.load(args.partial + row * args.all_splits * d_v + dim, share, SHARES, args.all_splits, d_v);
   states.reduce();
   shares[share][lane] = partials.weighted_sum(states, share, SHARES);
   __syncthreads();

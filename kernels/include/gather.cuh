@@ -94,7 +94,9 @@ struct Gather {
       // Straight-line code with one elected lane: a divergent loop over lanes costs more than ten times as much.
       const u32 to = first + r * Format::ROW;
       ptx::bulk_copy_elected(to, broadcast(source.data, r), Format::COPY, full);
-      if (Format::FOOTER == 16) ptx::bulk_copy_elected(to + Format::SCALES, broadcast(source.data + source.to_footer, r), 16, full);
+      if (Format::FOOTER >= 16) {
+        ptx::bulk_copy_elected(to + Format::SCALES, broadcast(source.data + source.to_footer, r), Format::FOOTER, full);
+      }
     }
     if (Format::FOOTER == 8 && lane < T::ROWS_PER_WARP) {
       ptx::async_copy_8(first + lane * Format::ROW + Format::SCALES, source.data + source.to_footer,

@@ -21,12 +21,12 @@ struct Tile {
   static constexpr int PV_DIMS = Format::D_V / PV_WARPS;  // value dimensions of a PV warp
 
   // ---- K dimensions of a QK warp, in steps of 16: E4M3 steps, then its share of the RoPE lanes.
-  // Where the quantised dimensions do not make whole scale groups for four warps (dsv4: seven groups), the RoPE lanes
-  // stand in for the last group of the last warp.
-  static constexpr int STEPS_PER_GROUP = Format::GROUP / 16;
-  static constexpr bool ROPE_IS_LAST_GROUP = Format::QUANTISED / Format::GROUP % 4 != 0;
-  static constexpr int GROUPS = (Format::QUANTISED / Format::GROUP + 3) / 4;
-  static constexpr int STEPS = GROUPS * STEPS_PER_GROUP;
+  // Where the quantised dimensions do not make whole blocks of 64 for four warps (dsv4: seven blocks), the RoPE lanes stand
+  // in for the last block of the last warp.
+  static constexpr bool ROPE_IS_LAST_GROUP = Format::QUANTISED % 256 != 0;
+  static constexpr int STEPS = (Format::QUANTISED + (ROPE_IS_LAST_GROUP ? Format::ROPE : 0)) / 64;
+  static constexpr int STEPS_PER_GROUP = Format::FP4 ? 4 : Format::GROUP / 16;  // FP4: scales are in the operands
+  static constexpr int GROUPS = STEPS / STEPS_PER_GROUP;
   static constexpr int ROPE_STEPS = ROPE_IS_LAST_GROUP ? 0 : Format::ROPE / 64;
   // Candidate tiles that a QK warp computes at once, in independent accumulators.
   static constexpr int TILES_IN_FLIGHT = STEPS > 8 ? 1 : 2;
@@ -53,7 +53,7 @@ struct Tile {
 
   // What completes a stage: every PV warp's bulk copies, and where footers are 8 bytes every row's small copy.
   static constexpr int FULL_ARRIVALS = PV_WARPS + (Format::FOOTER == 8 ? CHUNK : 0);
-  static constexpr u32 WARP_BULK_BYTES = ROWS_PER_WARP * (Format::COPY + (Format::FOOTER == 16 ? 16 : 0));
+  static constexpr u32 WARP_BULK_BYTES = ROWS_PER_WARP * (Format::COPY + (Format::FOOTER >= 16 ? Format::FOOTER : 0));
 
   static DEVICE u32 full(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
   static DEVICE u32 free(u32 shared, int stage) { return shared + BARRIERS_AT + (STAGES + stage) * 8; }
@@ -67,7 +67,7 @@ struct Place {
 
   // Row of partial values and states of one head.
   DEVICE i64 partial_row(const DecodeArgs& args, int head) const {
-    return (static_cast<i64>(token) * args.num_heads + head) * args.splits + split;
+    return (static_cast<i64>(token) * args.num_heads + head) * args.all_splits + args.first_split + split;
   }
 
   template <class T>
