@@ -234,28 +234,35 @@ def decode(
     """
 
 def merge_states(
-    out_a: NDArray[Any],
-    lse_a: NDArray[np.float32],
-    out_b: NDArray[Any],
-    lse_b: NDArray[np.float32],
+    out_a: Any,
+    lse_a: Any,
+    out_b: Any,
+    lse_b: Any,
     *,
     lse_base: Literal["2", "e"] = "2",
-) -> tuple[NDArray[Any], NDArray[np.float32]]:
+) -> tuple[Any, Any]:
     """Joins two partial attention results over disjoint candidates, as decode context parallelism needs.
 
+    Arrays are those that `decode` takes, all on one device. On a CUDA device (capability 9.0 or newer) the work is enqueued
+    on the current stream of the library of `out_a`, waits for nothing, and can be captured in a CUDA graph once
+    `warmup` was called for any family.
+
     Args:
-        out_a, out_b: bfloat16 (uint16 bits or ml_dtypes), float16 or float32 [..., H, d_v], the same shape and dtype.
+        out_a, out_b: bfloat16 (uint16 bits or ml_dtypes), float16 or float32 [..., H, d_v], the same shape and dtype,
+            evenly strided over the leading dimensions.
         lse_a, lse_b: float32 [..., H] in `lse_base`; -inf marks a side without candidates, whose `out` is ignored.
             At most one side may have counted a sink.
         lse_base: ``"2"`` or ``"e"``.
 
     Returns:
-        ``(out, lse)``, new arrays in the dtype of `out_a` and float32.
+        ``(out, lse)``, new arrays of the library of `out_a`, in its dtype and float32.
 
     Raises:
-        TypeError, ValueError: a wrong dtype, or shapes that do not match.
+        TypeError, ValueError: a wrong dtype, place or stride, or shapes that do not match.
+        UnsupportedError: the GPU's compute capability is below 9.0.
+        DeviceError: the GPU cannot be used, or its stream is being captured and the kernels are not loaded.
 
-    Source: `src/merge.rs`.
+    Source: `src/merge.rs`, `src/cuda/merge.rs`, `kernels/merge.cu`.
     """
 
 def pack_kv_cache(

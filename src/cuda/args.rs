@@ -61,8 +61,36 @@ pub(super) struct DecodeArgs {
     pub reserved: i32,
 }
 
+/// `StateArgs` of the kernels.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct StateArgs {
+    pub out: u64,
+    pub lse: u64,
+    pub row_stride: i64,
+    pub dim_stride: i64,
+    pub lse_stride: i64,
+}
+
+/// `MergeStatesArgs` of the kernels.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct MergeStatesArgs {
+    pub a: StateArgs,
+    pub b: StateArgs,
+    pub merged: StateArgs,
+    pub num_rows: u32,
+    pub d_v: u32,
+    pub out_type: i32,
+    pub lse_natural: i32,
+    pub aligned: i32,
+    pub reserved: i32,
+}
+
 // The sizes that args.cuh asserts; its fields follow in the same order and alignment.
 const _: () = assert!(size_of::<CandidateArgs>() == 64 && size_of::<DecodeArgs>() == 232);
 const _: () = assert!(offset_of!(CandidateArgs, num_slots) == 40 && offset_of!(CandidateArgs, topk) == 56);
 const _: () = assert!(offset_of!(DecodeArgs, q) == 128 && offset_of!(DecodeArgs, out_token_stride) == 176);
 const _: () = assert!(offset_of!(DecodeArgs, num_tokens) == 200 && offset_of!(DecodeArgs, lse_natural) == 220);
+const _: () = assert!(size_of::<StateArgs>() == 40 && size_of::<MergeStatesArgs>() == 144);
+const _: () = assert!(offset_of!(StateArgs, lse_stride) == 32 && offset_of!(MergeStatesArgs, aligned) == 136);

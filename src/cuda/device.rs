@@ -23,8 +23,8 @@ static MODULES: &[(&str, &str)] = &[
     ("merge", include_str!("../../kernels/ptx/merge.ptx")),
 ];
 
-/// Entry points of the module that joins splits.
-pub(super) const MERGE_ENTRIES: [&str; 2] = ["merge_few", "merge_many"];
+/// Entry points of the module that joins splits and partial results.
+pub(super) const MERGE_ENTRIES: [&str; 3] = ["merge_few", "merge_many", "merge_states"];
 
 static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 /// Held while a device or module is opened, never across a launch.
@@ -98,7 +98,7 @@ impl Device {
         &self.facts
     }
 
-    /// Loads everything that decodes of a family need, so that later calls load nothing. Not on a capturing thread.
+    /// Loads everything that decodes of a family and merges need, so that later calls load nothing. Not on a capturing thread.
     pub fn warm_up(&self, spec: &FamilySpec) -> Result<(), Error> {
         let Some(module) = spec.module else {
             let format = spec.format;

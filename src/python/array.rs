@@ -51,6 +51,14 @@ impl DType {
             Self::F32 => "float32",
         }
     }
+
+    /// The name in numpy, which has no bfloat16 but its bits.
+    pub fn numpy_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "uint16",
+            other => other.as_str(),
+        }
+    }
 }
 
 /// A Rust type that views an array's elements.
@@ -161,6 +169,14 @@ impl<'py> Array<'py> {
             dense *= *length as isize;
         }
         Ok(())
+    }
+
+    /// Refuses negative strides.
+    pub fn require_non_negative_strides(&self) -> Result<(), Error> {
+        match self.strides.iter().any(|stride| *stride < 0) {
+            true => Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides))),
+            false => Ok(()),
+        }
     }
 
     /// Refuses a last dimension with gaps, and negative strides anywhere.
@@ -284,9 +300,7 @@ impl<'py> Array<'py> {
             return Err(Error::wrong_type(self.name, T::DTYPE.as_str(), self.dtype.as_str()));
         }
         let ranks = || Error::value(self.name, format!("{N}-dimensional"), format!("shape {:?}", self.shape));
-        if self.strides.iter().any(|stride| *stride < 0) {
-            return Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides)));
-        }
+        self.require_non_negative_strides()?;
         let shape: [Ix; N] = self.shape.clone().try_into().map_err(|_| ranks())?;
         let elements: Vec<Ix> = self.strides.iter().map(|stride| *stride as usize / self.imported.itemsize).collect();
         let strides: [Ix; N] = elements.try_into().map_err(|_| ranks())?;

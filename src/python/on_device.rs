@@ -1,4 +1,4 @@
-//! `decode` on a CUDA device.
+//! `decode` and `merge_states` on a CUDA device.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -11,7 +11,11 @@ use super::array::{Array, DType};
 use super::decode::{Call, Candidates};
 use super::import::Importer;
 use super::int::Int;
-use crate::cuda::{CUstream, CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Device, OutType, Workspace, device};
+use super::merge::{Merge, State};
+use crate::cuda::{
+    CUstream, CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Device, MergeOnDevice, OutType, StateOnDevice,
+    Workspace, device,
+};
 use crate::plan::DecodePlan;
 use crate::{DecodeRequest, Error, FamilySpec, KvCacheFormat, PageLayout};
 
@@ -47,11 +51,7 @@ pub(super) fn run(
             .transpose()?,
         sink: address(call.sink.as_ref()),
         out: out.address(),
-        out_type: match out.dtype {
-            DType::F16 => OutType::F16,
-            DType::F32 => OutType::F32,
-            _ => OutType::Bf16,
-        },
+        out_type: out_type(out),
         out_strides: [out.element_stride(0), out.element_stride(1)],
         lse: address(lse),
         lse_stride: lse.map_or(0, |lse| lse.element_stride(0)),
@@ -61,6 +61,43 @@ pub(super) fn run(
     // SAFETY: every array was checked for place, shape, strides, alignment and overlap, and outlives its work in its
     // library's stream order; the stream is the caller's.
     Ok(unsafe { device.decode(&plan, &decode, workspace, stream) }?)
+}
+
+/// Enqueues a checked merge on the importer's stream.
+pub(super) fn merge(merge: &Merge<'_>, ordinal: i32, importer: &Importer) -> PyResult<()> {
+    let device = device(usize::try_from(ordinal).unwrap_or(usize::MAX))?;
+    let merge = MergeOnDevice {
+        a: state(&merge.a)?,
+        b: state(&merge.b)?,
+        merged: state(&merge.merged)?,
+        num_rows: merge.merged.out.shape[0],
+        d_v: merge.merged.out.shape[1],
+        out_type: out_type(&merge.merged.out),
+        lse_base: merge.lse_base,
+    };
+    // SAFETY: every array was checked for place, shape, strides and alignment; the join is in new arrays; all outlive their
+    // work in their library's stream order; the stream is that library's.
+    Ok(unsafe { device.merge_states(&merge, importer.stream() as CUstream) }?)
+}
+
+fn state(state: &State<'_>) -> Result<StateOnDevice, Error> {
+    for array in [&state.out, &state.lse] {
+        array.require_non_negative_strides()?;
+    }
+    Ok(StateOnDevice {
+        out: state.out.address(),
+        out_strides: [state.out.element_stride(0), state.out.element_stride(1)],
+        lse: state.lse.address(),
+        lse_stride: state.lse.element_stride(0),
+    })
+}
+
+fn out_type(out: &Array<'_>) -> OutType {
+    match out.dtype {
+        DType::F16 => OutType::F16,
+        DType::F32 => OutType::F32,
+        _ => OutType::Bf16,
+    }
 }
 
 fn address(array: Option<&Array<'_>>) -> u64 {

@@ -22,7 +22,7 @@ pub(super) fn array<'py>(
     let own = shape_after(q.leading());
     let object = match given {
         Some(object) => object.clone(),
-        None => empty(q, name, &own, d_v.is_some())?,
+        None => empty(name, &q.original, &own, if d_v.is_some() { DType::Bf16 } else { DType::F32 })?,
     };
     let array = Array::import(name, &object, accepted, importer)?;
     if array.shape != own && array.shape != shape_after(&[q.num_tokens()]) {
@@ -32,30 +32,29 @@ pub(super) fn array<'py>(
     Ok((object, array.flatten_leading(own.len() - q.leading().len())?))
 }
 
-/// A new array in the library of the queries, in their type or float32.
-fn empty<'py>(q: &Queries<'py>, name: &str, shape: &[usize], like_q: bool) -> PyResult<Bound<'py, PyAny>> {
-    let object = &q.original.object;
-    let py = object.py();
+/// A new array in the library of `like`, on its device, of its own type or another.
+pub(super) fn empty<'py>(name: &str, like: &Array<'py>, shape: &[usize], dtype: DType) -> PyResult<Bound<'py, PyAny>> {
+    let py = like.object.py();
     let shape = PyTuple::new(py, shape)?;
-    let module = object.get_type().module()?.to_string();
+    let module = like.object.get_type().module()?.to_string();
     match module.split('.').next().unwrap_or_default() {
         "torch" => {
             let options = PyDict::new(py);
-            if !like_q {
-                options.set_item("dtype", py.import("torch")?.getattr("float32")?)?;
+            if dtype != like.dtype {
+                options.set_item("dtype", py.import("torch")?.getattr(dtype.numpy_name())?)?;
             }
-            object.call_method("new_empty", (shape,), Some(&options))
+            like.object.call_method("new_empty", (shape,), Some(&options))
         }
         library @ ("numpy" | "cupy") => {
-            let dtype = if like_q { object.getattr("dtype")? } else { "float32".into_pyobject(py)?.into_any() };
+            let dtype = match dtype == like.dtype {
+                true => like.object.getattr("dtype")?,
+                false => dtype.numpy_name().into_pyobject(py)?.into_any(),
+            };
             py.import(library)?.call_method1("empty", (shape, dtype))
         }
-        _ if q.place() == Place::Host => {
-            let dtype = if like_q { "uint16" } else { "float32" };
-            py.import("numpy")?.call_method1("empty", (shape, dtype))
-        }
+        _ if like.place() == Place::Host => py.import("numpy")?.call_method1("empty", (shape, dtype.numpy_name())),
         library => {
-            let accepted = format!("given for queries of `{library}`, whose arrays cannot be made here");
+            let accepted = format!("given for arrays of `{library}`, which cannot be made here");
             Err(Error::value(name, accepted, "None").into())
         }
     }
