@@ -10,6 +10,7 @@ Importing opens no driver and starts no thread.
 from sparse_mla._config import SparseMLASm120DecodeConfig, supported_sparse_mla_sm120_configs
 from sparse_mla._core import (
     DecodeSupport,
+    DeviceArray,
     DeviceError,
     UnsupportedError,
     __version__,
@@ -26,6 +27,7 @@ from sparse_mla._core import (
 
 __all__ = [
     "DecodeSupport",
+    "DeviceArray",
     "DeviceError",
     "SparseMLASm120DecodeConfig",
     "UnsupportedError",

@@ -18,6 +18,42 @@ class UnsupportedError(ValueError):
 class DeviceError(RuntimeError):
     """The GPU cannot be used: no driver, an old driver, no such device, or a driver call that failed."""
 
+@final
+class DeviceArray:
+    """A result on a CUDA device whose library could not be asked for an array, as jax's cannot.
+
+    Dense, row-major, in memory of its own; another library takes it over without a copy, as in
+    ``jax.numpy.from_dlpack(out)``, and its stream then waits for the result. The memory is freed with the last of its
+    owners, which waits for the device: callers in a hurry pass `out` and `lse`.
+
+    Source: `src/python/device_array.rs`.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the dimensions."""
+
+    @property
+    def dtype(self) -> str:
+        """``"bfloat16"``, ``"float16"`` or ``"float32"``."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule, as the array API standard describes it.
+
+        Raises:
+            BufferError: a copy or another device is asked for. ValueError: no CUDA stream.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """``(2, ordinal)``: CUDA."""
+
 @disjoint_base
 class ConfigQueries:
     """The queries of `SparseMLASm120DecodeConfig`, answered in Rust from its fields."""
@@ -187,7 +223,8 @@ def decode(
     Arrays are numpy's, or any with ``__dlpack__`` (torch, cupy, jax), read in place and all on one device: on the CPU
     they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on
     `stream`.
-    A GPU call allocates nothing and waits for nothing once the kernels are loaded, and can be captured in a CUDA graph.
+    A GPU call with given buffers, or with torch's or cupy's allocator behind them, allocates nothing and waits for nothing
+    once the kernels are loaded, and can be captured in a CUDA graph.
 
     Args:
         q: bfloat16 [T, H, d_qk] or [B, Q, H, d_qk], contiguous; numpy holds bfloat16 as uint16 bits or as
@@ -221,8 +258,9 @@ def decode(
             the library of `q`. None on the CPU.
 
     Returns:
-        `out` in the form of q (uint16 bits in, uint16 bits out; a torch tensor from torch), or the `out` passed in;
-        with `return_lse` a tuple ``(out, lse)``.
+        `out` in the form of q (uint16 bits in, uint16 bits out; a torch tensor from torch, a cupy array from cupy; on a
+        GPU a `DeviceArray` from every other library, jax included), or the `out` passed in; with `return_lse` a tuple
+        ``(out, lse)``.
 
     Raises:
         UnsupportedError: what `explain_decode` refuses, with the same text.
@@ -255,7 +293,7 @@ def merge_states(
         lse_base: ``"2"`` or ``"e"``.
 
     Returns:
-        ``(out, lse)``, new arrays of the library of `out_a`, in its dtype and float32.
+        ``(out, lse)``, new arrays in the dtype of `out_a` and float32, of its library or as `decode` makes them.
 
     Raises:
         TypeError, ValueError: a wrong dtype, place or stride, or shapes that do not match.

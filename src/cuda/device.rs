@@ -147,6 +147,15 @@ impl Device {
         }
     }
 
+    /// Whether work given to `stream` is being captured.
+    ///
+    /// # Safety
+    /// `stream` must be a live stream of this device's primary context (null: its default stream).
+    pub unsafe fn is_capturing(&self, stream: sys::CUstream) -> Result<bool, Error> {
+        let _context = self.enter()?;
+        is_capturing(stream)
+    }
+
     /// An entry point, whose module is loaded at first use. Refused on a capturing stream while the module is cold.
     pub(super) fn function(&self, module: &str, entry: &str, stream: sys::CUstream) -> Result<sys::CUfunction, Error> {
         let missing = || Error::Device(format!("module {module} has no entry point {entry}"));
@@ -181,12 +190,17 @@ impl Drop for ContextGuard {
     }
 }
 
-/// A kernel is not loaded for a stream whose work is being captured.
-fn refuse_while_capturing(stream: sys::CUstream) -> Result<(), Error> {
+/// Whether work given to a stream of the current context is being captured.
+pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, Error> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: `status` is a valid place; the stream is the caller's.
     unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result().map_err(refused("cuStreamIsCapturing"))?;
-    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// A kernel is not loaded for a stream whose work is being captured.
+fn refuse_while_capturing(stream: sys::CUstream) -> Result<(), Error> {
+    if !is_capturing(stream)? {
         return Ok(());
     }
     let first = "call warmup() for this family before the capture";

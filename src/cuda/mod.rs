@@ -8,13 +8,23 @@ mod args;
 mod device;
 mod driver;
 mod launch;
+#[cfg(feature = "python")]
+mod memory;
 mod merge;
 mod workspace;
 
 pub use device::{Device, device};
 pub use driver::{DeviceDescription, Driver, DriverVersion, probe};
 pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, OutType};
+#[cfg(feature = "python")]
+pub(crate) use memory::DeviceMemory;
 pub use merge::{MergeOnDevice, StateOnDevice};
 pub use workspace::Workspace;
 
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+/// The handles `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD` of the default streams.
+#[cfg(feature = "python")]
+pub(crate) const LEGACY_STREAM: CUstream = 1 as CUstream;
+#[cfg(feature = "python")]
+pub(crate) const PER_THREAD_STREAM: CUstream = 2 as CUstream;

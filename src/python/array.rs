@@ -52,6 +52,24 @@ impl DType {
         }
     }
 
+    /// The name alone.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            other => other.as_str(),
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn itemsize(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
     /// The name in numpy, which has no bfloat16 but its bits.
     pub fn numpy_name(self) -> &'static str {
         match self {

@@ -37,8 +37,8 @@ pub(super) fn merge_states<'py>(
             return Err(Error::value(array.name, accepted, format!("{:?}", array.shape)).into());
         }
     }
-    let out = output::empty("out", &out_a, &out_a.shape, out_a.dtype)?;
-    let lse = output::empty("lse", &out_a, leading, DType::F32)?;
+    let out = output::empty("out", &out_a, &out_a.shape, out_a.dtype, &importer)?;
+    let lse = output::empty("lse", &out_a, leading, DType::F32, &importer)?;
     let (place, dtype) = (out_a.place(), out_a.dtype);
     let merge = Merge {
         a: State::new(out_a, lse_a)?,

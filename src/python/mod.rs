@@ -5,6 +5,7 @@ mod array;
 mod caches;
 mod config;
 mod decode;
+mod device_array;
 mod import;
 mod int;
 mod merge;
@@ -51,6 +52,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("DeviceError", module.py().get_type::<DeviceError>())?;
     module.add_class::<config::ConfigQueries>()?;
     module.add_class::<support::PyDecodeSupport>()?;
+    module.add_class::<device_array::DeviceArray>()?;
     module.add_function(wrap_pyfunction!(support::explain_decode, module)?)?;
     module.add_function(wrap_pyfunction!(decode::decode, module)?)?;
     module.add_function(wrap_pyfunction!(merge::merge_states, module)?)?;

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use super::argument::{Argument, int, word};
 use super::array::{Array, DType};
 use super::decode::{Call, Candidates};
+use super::device_array::mark_written;
 use super::import::Importer;
 use super::int::Int;
 use super::merge::{Merge, State};
@@ -60,13 +61,18 @@ pub(super) fn run(
     };
     // SAFETY: every array was checked for place, shape, strides, alignment and overlap, and outlives its work in its
     // library's stream order; the stream is the caller's.
-    Ok(unsafe { device.decode(&plan, &decode, workspace, stream) }?)
+    unsafe { device.decode(&plan, &decode, workspace, stream) }?;
+    for array in std::iter::once(out).chain(lse) {
+        mark_written(&array.object, stream)?;
+    }
+    Ok(())
 }
 
 /// Enqueues a checked merge on the importer's stream.
 pub(super) fn merge(merge: &Merge<'_>, ordinal: i32, importer: &Importer) -> PyResult<()> {
     let device = device(usize::try_from(ordinal).unwrap_or(usize::MAX))?;
-    let merge = MergeOnDevice {
+    let stream = importer.stream() as CUstream;
+    let on_device = MergeOnDevice {
         a: state(&merge.a)?,
         b: state(&merge.b)?,
         merged: state(&merge.merged)?,
@@ -77,7 +83,9 @@ pub(super) fn merge(merge: &Merge<'_>, ordinal: i32, importer: &Importer) -> PyR
     };
     // SAFETY: every array was checked for place, shape, strides and alignment; the join is in new arrays; all outlive their
     // work in their library's stream order; the stream is that library's.
-    Ok(unsafe { device.merge_states(&merge, importer.stream() as CUstream) }?)
+    unsafe { device.merge_states(&on_device, stream) }?;
+    mark_written(&merge.merged.out.object, stream)?;
+    Ok(mark_written(&merge.merged.lse.object, stream)?)
 }
 
 fn state(state: &State<'_>) -> Result<StateOnDevice, Error> {

@@ -5,8 +5,10 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::array::{Array, DType, Place};
 use super::decode::Queries;
+use super::device_array::DeviceArray;
 use super::import::Importer;
 use crate::Error;
+use crate::cuda::CUstream;
 
 /// `out` (with its last dimension d_v) or `lse` (without): `[T, H, d_v]`, or `[B, Q, H, d_v]` for 4-D queries; the caller's
 /// or a new one. Returns its object, and it as `[T, H, d_v]`.
@@ -22,7 +24,7 @@ pub(super) fn array<'py>(
     let own = shape_after(q.leading());
     let object = match given {
         Some(object) => object.clone(),
-        None => empty(name, &q.original, &own, if d_v.is_some() { DType::Bf16 } else { DType::F32 })?,
+        None => empty(name, &q.original, &own, if d_v.is_some() { DType::Bf16 } else { DType::F32 }, importer)?,
     };
     let array = Array::import(name, &object, accepted, importer)?;
     if array.shape != own && array.shape != shape_after(&[q.num_tokens()]) {
@@ -32,10 +34,18 @@ pub(super) fn array<'py>(
     Ok((object, array.flatten_leading(own.len() - q.leading().len())?))
 }
 
-/// A new array in the library of `like`, on its device, of its own type or another.
-pub(super) fn empty<'py>(name: &str, like: &Array<'py>, shape: &[usize], dtype: DType) -> PyResult<Bound<'py, PyAny>> {
+/// A new array on the device of `like`, of its type or another: of its library if that is one of those that can be asked,
+/// else numpy's or our own.
+pub(super) fn empty<'py>(
+    name: &str,
+    like: &Array<'py>,
+    shape: &[usize],
+    dtype: DType,
+    importer: &Importer,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = like.object.py();
-    let shape = PyTuple::new(py, shape)?;
+    let lengths = shape;
+    let shape = PyTuple::new(py, lengths)?;
     let module = like.object.get_type().module()?.to_string();
     match module.split('.').next().unwrap_or_default() {
         "torch" => {
@@ -52,10 +62,13 @@ pub(super) fn empty<'py>(name: &str, like: &Array<'py>, shape: &[usize], dtype: 
             };
             py.import(library)?.call_method1("empty", (shape, dtype))
         }
-        _ if like.place() == Place::Host => py.import("numpy")?.call_method1("empty", (shape, dtype.numpy_name())),
-        library => {
-            let accepted = format!("given for arrays of `{library}`, which cannot be made here");
-            Err(Error::value(name, accepted, "None").into())
-        }
+        _ => match like.place() {
+            Place::Host => py.import("numpy")?.call_method1("empty", (shape, dtype.numpy_name())),
+            Place::Cuda(ordinal) => {
+                let device = crate::cuda::device(ordinal as usize)?;
+                let array = DeviceArray::empty(name, device, importer.stream() as CUstream, lengths, dtype)?;
+                Ok(Bound::new(py, array)?.into_any())
+            }
+        },
     }
 }
