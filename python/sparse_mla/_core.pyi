@@ -188,6 +188,45 @@ def explain_decode(
     Source: `src/support.rs`.
     """
 
+def plan_decode(
+    family: str,
+    *,
+    num_heads: int,
+    topk: int,
+    compute_capability: tuple[int, int],
+    multiprocessors: int,
+    num_tokens: int = 1,
+    extra_topk: int = 0,
+    kv_cache_format: str = "fp8",
+    batch_invariant: bool = False,
+) -> dict[str, Any]:
+    """How `decode` would be launched on a GPU: the very plan that it makes. Needs no GPU.
+
+    Args:
+        family, num_heads, topk, num_tokens, extra_topk, kv_cache_format: as in `explain_decode`.
+        compute_capability: (major, minor) of the GPU.
+        multiprocessors: streaming multiprocessors of the GPU; `known_devices` has those of some products.
+        batch_invariant: as in `decode`.
+
+    Returns:
+        kernel (module/entry point), head_tile (heads of a CTA), head_tiles (of a token), chunk (candidates loaded at
+        once), chunks (of a row of full length), splits (CTAs that share the candidates of a token and head tile; more
+        than one are joined by a second kernel), grid (CTAs), threads (of a CTA), shared_bytes (of a CTA),
+        workspace_bytes (partial results of the splits).
+
+    Raises:
+        UnsupportedError: what `explain_decode` refuses for the GPU, with the same text.
+        TypeError, ValueError: a wrong type, an unknown word, or a number that no GPU has.
+
+    Source: `src/plan.rs`.
+    """
+
+def known_devices() -> dict[str, dict[str, Any]]:
+    """Some products whose facts `plan_decode` takes, by a word: name, compute_capability, multiprocessors.
+
+    Source: `src/known_devices.rs`.
+    """
+
 def decode(
     q: Any,
     kv_cache: Any,
@@ -223,8 +262,8 @@ def decode(
     Arrays are numpy's, or any with ``__dlpack__`` (torch, cupy, jax), read in place and all on one device: on the CPU
     they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on
     `stream`.
-    A GPU call with given buffers, or with torch's or cupy's allocator behind them, allocates nothing and waits for nothing
-    once the kernels are loaded, and can be captured in a CUDA graph.
+    With given buffers, or torch's or cupy's allocator, a GPU call allocates nothing and waits for nothing once the
+    kernels are loaded, and can be captured in a CUDA graph.
 
     Args:
         q: bfloat16 [T, H, d_qk] or [B, Q, H, d_qk], contiguous; numpy holds bfloat16 as uint16 bits or as
@@ -281,9 +320,9 @@ def merge_states(
 ) -> tuple[Any, Any]:
     """Joins two partial attention results over disjoint candidates, as decode context parallelism needs.
 
-    Arrays are those that `decode` takes, all on one device. On a CUDA device (capability 9.0 or newer) the work is enqueued
-    on the current stream of the library of `out_a`, waits for nothing, and can be captured in a CUDA graph once
-    `warmup` was called for any family.
+    Arrays are those that `decode` takes, all on one device. On a CUDA device (capability 9.0 or newer) the work is
+    enqueued on the current stream of the library of `out_a`, waits for nothing, and can be captured in a CUDA graph
+    once `warmup` was called for any family.
 
     Args:
         out_a, out_b: bfloat16 (uint16 bits or ml_dtypes), float16 or float32 [..., H, d_v], the same shape and dtype,

@@ -11,6 +11,7 @@ mod int;
 mod merge;
 mod on_device;
 mod output;
+mod plan;
 mod registry;
 mod support;
 
@@ -54,6 +55,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<support::PyDecodeSupport>()?;
     module.add_class::<device_array::DeviceArray>()?;
     module.add_function(wrap_pyfunction!(support::explain_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::known_devices, module)?)?;
     module.add_function(wrap_pyfunction!(decode::decode, module)?)?;
     module.add_function(wrap_pyfunction!(merge::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(caches::pack_kv_cache, module)?)?;

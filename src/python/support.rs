@@ -118,7 +118,7 @@ pub(super) fn explain_decode(
     Ok(PyDecodeSupport(crate::explain_decode(&request)))
 }
 
-fn capability(value: &Bound<'_, PyAny>) -> PyResult<(i64, i64)> {
+pub(super) fn capability(value: &Bound<'_, PyAny>) -> PyResult<(i64, i64)> {
     const NAME: &str = "compute_capability";
     let (major, minor): (Argument<Int>, Argument<Int>) =
         value.extract().map_err(|_| Error::wrong_type(NAME, "a tuple (major, minor)", type_name(value)))?;
