@@ -98,6 +98,11 @@ impl Device {
         &self.facts
     }
 
+    /// The primary context.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.context.0
+    }
+
     /// Loads everything that decodes of a family and merges need, so that later calls load nothing. Not on a capturing thread.
     pub fn warm_up(&self, spec: &FamilySpec) -> Result<(), Error> {
         let Some(module) = spec.module else {

@@ -1,7 +1,8 @@
 //! The GPU backend: embedded PTX launched through the CUDA driver. Nothing is opened before the first use.
 //!
 //! [`probe`] says what is there, [`device`] opens a device, [`Device::decode`] and [`Device::merge_states`]
-//! launch; [`crate::plan`] decides how.
+//! launch device pointers, [`PreparedDecode`] safely over cudarc's slices;
+//! [`crate::plan`] decides how.
 #![allow(unsafe_code)]
 
 mod args;
@@ -11,6 +12,7 @@ mod launch;
 #[cfg(feature = "python")]
 mod memory;
 mod merge;
+mod slices;
 mod workspace;
 
 pub use device::{Device, device};
@@ -19,7 +21,11 @@ pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, OutType};
 #[cfg(feature = "python")]
 pub(crate) use memory::DeviceMemory;
 pub use merge::{MergeOnDevice, StateOnDevice};
+pub use slices::{CandidateSlices, DecodeSlices, OutElement, PreparedDecode, QueryElement};
 pub use workspace::Workspace;
+
+/// The driver API whose slices, streams and handles stand in these signatures.
+pub use cudarc;
 
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
