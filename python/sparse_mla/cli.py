@@ -85,7 +85,11 @@ def build_parser() -> argparse.ArgumentParser:
     showing = verb("show-config", show_config, "print facts about this build, its environment and the CUDA driver")
     add_device(showing, "print how usual shapes of every family are launched, too")
     json_flag(showing)
-    demo = verb("demo", run_demo, "explain deployments, measure the error of every family on the CPU, plot it")
+    demo = verb(
+        "demo",
+        run_demo,
+        "explain deployments, measure the error of every family on the CPU and on a GPU if there is one, plot it",
+    )
     demo.add_argument("--output", type=Path, default=Path("demo-output"), metavar="DIR", help="default: %(default)s")
     return parser
 
@@ -181,6 +185,7 @@ def explain(
     **request: Any,
 ) -> int:
     """The verb `explain`."""
+    facts: dict[str, Any] = {}
     planned = None
     try:
         if not plan and (device is not None or multiprocessors is not None or batch_invariant):

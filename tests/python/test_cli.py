@@ -217,7 +217,12 @@ def test_help(words):
 def test_demo(tmp_path):
     done = run("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    missing = sparse_mla.show_config()["cuda_driver"].get("unavailable")
+    if missing:
+        assert f"on the CPU; no GPU was used: {missing}" in done.stdout.splitlines()[0]
+    report = json.loads((tmp_path / "demo-output" / "errors.json").read_text())
+    assert (report["gpu"] is None) == all(row["gpu_us"] is None for row in report["measurements"])
+    assert len(report["measurements"]) == len(sparse_mla.families())
 
 
 @pytest.mark.parametrize("form", FORMS)
