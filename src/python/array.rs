@@ -178,15 +178,21 @@ impl<'py> Array<'py> {
 
     /// Refuses strides other than those of a dense row-major array.
     pub fn require_contiguous(&self) -> Result<(), Error> {
-        let mut dense = self.imported.itemsize as isize;
-        for (length, stride) in self.shape.iter().zip(&self.strides).rev() {
-            if *length > 1 && *stride != dense && !self.is_empty() {
-                let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
-                return Err(Error::value(self.name, "contiguous", got));
-            }
-            dense *= *length as isize;
+        if self.is_contiguous() {
+            return Ok(());
         }
-        Ok(())
+        let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
+        Err(Error::value(self.name, "contiguous", got))
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let mut dense = self.imported.itemsize as isize;
+        self.is_empty()
+            || self.shape.iter().zip(&self.strides).rev().all(|(length, stride)| {
+                let fits = *length <= 1 || *stride == dense;
+                dense *= *length as isize;
+                fits
+            })
     }
 
     /// Refuses negative strides.
@@ -210,6 +216,9 @@ impl<'py> Array<'py> {
 
     /// Refuses elements that share bytes with one another.
     pub fn require_no_self_overlap(&self) -> Result<(), Error> {
+        if self.is_contiguous() {
+            return Ok(());
+        }
         let mut axes: Vec<_> = self.shape.iter().zip(&self.strides).filter(|(length, _)| **length > 1).collect();
         axes.sort_unstable_by_key(|(_, stride)| **stride);
         let mut extent = self.imported.itemsize as isize;
@@ -270,15 +279,18 @@ impl<'py> Array<'py> {
     /// The leading dimensions before the last `kept` ones as one, which their strides must allow.
     pub fn flatten_leading(mut self, kept: usize) -> Result<Self, Error> {
         let leading = self.shape.len() - kept;
-        let mut axes: Vec<(usize, isize)> =
-            self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading).collect();
-        let tokens = axes.iter().map(|(length, _)| length).product();
-        axes.retain(|(length, _)| *length != 1);
-        if tokens != 0 && !axes.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0 as isize) {
+        if leading == 1 && self.shape[0] != 1 {
+            return Ok(self);
+        }
+        let axes = || self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading);
+        let tokens = axes().map(|(length, _)| length).product();
+        let longer = || axes().filter(|(length, _)| *length != 1);
+        let even = longer().zip(longer().skip(1)).all(|(outer, inner)| outer.1 == inner.1 * inner.0 as isize);
+        if tokens != 0 && !even {
             let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
             return Err(Error::value(self.name, "evenly strided over its leading dimensions", got));
         }
-        let stride = axes.last().map_or(0, |(_, stride)| *stride);
+        let stride = longer().next_back().map_or(0, |(_, stride)| stride);
         self.shape.splice(..leading, [tokens]);
         self.strides.splice(..leading, [stride]);
         Ok(self)

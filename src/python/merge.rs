@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
-use super::argument::{Argument, word};
+use super::argument::{Argument, Word, word};
 use super::array::{Array, DType, Place, ViewElement};
 use super::import::Importer;
 use super::output;
@@ -20,7 +20,7 @@ pub(super) fn merge_states<'py>(
     lse_a: &Bound<'py, PyAny>,
     out_b: &Bound<'py, PyAny>,
     lse_b: &Bound<'py, PyAny>,
-    lse_base: Argument<String>,
+    lse_base: Argument<Word>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let importer = Importer::on_stream(None);
     let lse_base: LseBase = lse_base.named("lse_base")?.parse()?;

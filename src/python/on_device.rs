@@ -1,12 +1,12 @@
 //! `decode` and `merge_states` on a CUDA device.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::argument::{Argument, int, word};
+use super::argument::{Argument, Word, int, word};
 use super::array::{Array, DType};
 use super::decode::{Call, Candidates};
 use super::device_array::mark_written;
@@ -145,7 +145,7 @@ fn require_aligned(name: &str, address: u64, bytes: u64) -> Result<(), Error> {
 }
 
 /// Plans by request: choosing one costs more than launching it.
-static PLANS: Mutex<Option<HashMap<PlanKey, DecodePlan>>> = Mutex::new(None);
+static PLANS: Mutex<FxHashMap<PlanKey, DecodePlan>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 /// Request, ordinal of the device, whether the plan is batch invariant.
 type PlanKey = (DecodeRequest, usize, bool);
 /// Plans kept before the table is emptied.
@@ -154,7 +154,6 @@ const MAX_PLANS: usize = 4096;
 pub(super) fn plan(request: &DecodeRequest, device: &Device, batch_invariant: bool) -> Result<DecodePlan, Error> {
     let key = (*request, device.ordinal(), batch_invariant);
     let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-    let plans = plans.get_or_insert_with(HashMap::new);
     if let Some(plan) = plans.get(&key) {
         return Ok(*plan);
     }
@@ -172,8 +171,8 @@ pub(super) fn plan(request: &DecodeRequest, device: &Device, batch_invariant: bo
        text_signature = "(family, *, kv_cache_format='fp8', device=0)")]
 pub(super) fn warmup(
     py: Python<'_>,
-    family: Argument<String>,
-    kv_cache_format: Argument<String>,
+    family: Argument<Word>,
+    kv_cache_format: Argument<Word>,
     device: Argument<Int>,
 ) -> PyResult<()> {
     let format = KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?;

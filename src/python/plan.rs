@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::argument::{Argument, int, word};
+use super::argument::{Argument, Word, int, word};
 use super::int::Int;
 use super::support::capability;
 use crate::known_devices::{KNOWN_DEVICES, LEAST_SHARED_MEMORY_PER_BLOCK};
@@ -19,14 +19,14 @@ use crate::{DecodeRequest, Error, KvCacheFormat};
 #[expect(clippy::too_many_arguments, reason = "the documented signature")]
 pub(super) fn plan_decode<'py>(
     py: Python<'py>,
-    family: Argument<String>,
+    family: Argument<Word>,
     num_heads: Argument<Int>,
     topk: Argument<Int>,
     compute_capability: &Bound<'py, PyAny>,
     multiprocessors: Argument<Int>,
     num_tokens: Argument<Int>,
     extra_topk: Argument<Int>,
-    kv_cache_format: Argument<String>,
+    kv_cache_format: Argument<Word>,
     batch_invariant: Argument<bool>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let (num_heads, topk) = (num_heads.named_i64("num_heads")?, topk.named_i64("topk")?);
