@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::{Lcg, packed, queries, relative_l2};
 use ndarray::{Array1, Array2, Array3};
+use sparse_mla::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use sparse_mla::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use sparse_mla::cuda::{
     CandidateSlices, DecodeSlices, Device, MergeOnDevice, OutType, PreparedDecode, StateOnDevice, device, probe,
@@ -299,4 +300,34 @@ fn merges_keep_to_their_rows() {
         assert!(close(gpu.inner(&out), want.as_slice().unwrap()), "{rows} x {d_v}");
         assert!(close(gpu.inner(&lse), want_lse.as_slice().unwrap()), "{rows} x {d_v}");
     }
+}
+
+/// H6, H11: captured once on a stream of cudarc's, replayed with the same bits beside eager calls on another stream.
+#[test]
+fn a_captured_decode_replays_the_same_bits() {
+    let Some(gpu) = Gpu::open() else { return };
+    let problem = Problem::new(gpu_specs().next().unwrap(), 3, 24);
+    let prepared = PreparedDecode::new(gpu.device, &problem.request(), false).unwrap();
+    let (mut captured, mut eager) = (problem.on_device(&gpu, &prepared), problem.on_device(&gpu, &prepared));
+    gpu.stream.synchronize().unwrap();
+    // SAFETY: every slice is made before the capture, used on one stream at a time and freed after synchronisation.
+    unsafe { gpu.stream.context().disable_event_tracking() };
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL; // other tests allocate meanwhile
+    gpu.stream.begin_capture(mode).unwrap();
+    let enqueued = prepared.enqueue(&gpu.stream, &mut problem.slices(&mut captured));
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = gpu.stream.end_capture(flags).unwrap().unwrap();
+    enqueued.unwrap();
+    let other = gpu.stream.context().new_stream().unwrap();
+    let mut seen: Option<Vec<f32>> = None;
+    for _ in 0..200 {
+        graph.launch().unwrap();
+        prepared.enqueue(&other, &mut problem.slices(&mut eager)).unwrap();
+        gpu.stream.synchronize().unwrap();
+        other.synchronize().unwrap();
+        let got = gpu.inner(&captured.out);
+        assert_eq!(got, gpu.inner(&eager.out));
+        assert_eq!(*seen.get_or_insert_with(|| got.clone()), got);
+    }
+    problem.check(&gpu, &captured);
 }
