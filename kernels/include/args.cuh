@@ -43,4 +43,25 @@ struct DecodeArgs {
 
 enum OutType { OUT_BF16 = 0, OUT_F16 = 1, OUT_F32 = 2 };
 
+// Rows of values with a log-sum-exp each. Strides in elements.
+struct StateArgs {
+  void* out;               // [N, d_v]
+  float* lse;              // [N]
+  i64 row_stride;
+  i64 dim_stride;
+  i64 lse_stride;
+};
+
+struct MergeStatesArgs {
+  StateArgs a, b;          // read only
+  StateArgs merged;
+  u32 num_rows;
+  u32 d_v;
+  int out_type;            // OutType, of all three
+  int lse_natural;         // 1: natural logarithm, 0: base 2
+  int aligned;             // 1: four adjacent values may be loaded and stored at once
+  int reserved;
+};
+
 static_assert(sizeof(CandidateArgs) == 64 && sizeof(DecodeArgs) == 240, "the Rust twin has these sizes");
+static_assert(sizeof(StateArgs) == 40 && sizeof(MergeStatesArgs) == 144, "the Rust twin has these sizes");

@@ -177,11 +177,13 @@ fn arguments(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -
         num_tokens: plan.num_tokens as i32,
         num_heads: plan.num_heads as i32,
         splits: plan.splits as i32,
+        first_split: 0,
+        all_splits: plan.splits as i32,
         scale_log2: decode.sm_scale * std::f32::consts::LOG2_E,
         out_type: decode.out_type as i32,
         lse_natural: i32::from(decode.lse_base == LseBase::E),
         out_aligned: i32::from(out_aligned(decode)),
-        reserved: 0,
+        kv_global_scale: 1.0,
     }
 }
 

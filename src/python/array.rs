@@ -51,6 +51,32 @@ impl DType {
             Self::F32 => "float32",
         }
     }
+
+    /// The name alone.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            other => other.as_str(),
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn itemsize(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    /// The name in numpy, which has no bfloat16 but its bits.
+    pub fn numpy_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "uint16",
+            other => other.as_str(),
+        }
+    }
 }
 
 /// A Rust type that views an array's elements.
@@ -152,15 +178,29 @@ impl<'py> Array<'py> {
 
     /// Refuses strides other than those of a dense row-major array.
     pub fn require_contiguous(&self) -> Result<(), Error> {
-        let mut dense = self.imported.itemsize as isize;
-        for (length, stride) in self.shape.iter().zip(&self.strides).rev() {
-            if *length > 1 && *stride != dense && !self.is_empty() {
-                let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
-                return Err(Error::value(self.name, "contiguous", got));
-            }
-            dense *= *length as isize;
+        if self.is_contiguous() {
+            return Ok(());
         }
-        Ok(())
+        let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
+        Err(Error::value(self.name, "contiguous", got))
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let mut dense = self.imported.itemsize as isize;
+        self.is_empty()
+            || self.shape.iter().zip(&self.strides).rev().all(|(length, stride)| {
+                let fits = *length <= 1 || *stride == dense;
+                dense *= *length as isize;
+                fits
+            })
+    }
+
+    /// Refuses negative strides.
+    pub fn require_non_negative_strides(&self) -> Result<(), Error> {
+        match self.strides.iter().any(|stride| *stride < 0) {
+            true => Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides))),
+            false => Ok(()),
+        }
     }
 
     /// Refuses a last dimension with gaps, and negative strides anywhere.
@@ -176,6 +216,9 @@ impl<'py> Array<'py> {
 
     /// Refuses elements that share bytes with one another.
     pub fn require_no_self_overlap(&self) -> Result<(), Error> {
+        if self.is_contiguous() {
+            return Ok(());
+        }
         let mut axes: Vec<_> = self.shape.iter().zip(&self.strides).filter(|(length, _)| **length > 1).collect();
         axes.sort_unstable_by_key(|(_, stride)| **stride);
         let mut extent = self.imported.itemsize as isize;
@@ -236,15 +279,18 @@ impl<'py> Array<'py> {
     /// The leading dimensions before the last `kept` ones as one, which their strides must allow.
     pub fn flatten_leading(mut self, kept: usize) -> Result<Self, Error> {
         let leading = self.shape.len() - kept;
-        let mut axes: Vec<(usize, isize)> =
-            self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading).collect();
-        let tokens = axes.iter().map(|(length, _)| length).product();
-        axes.retain(|(length, _)| *length != 1);
-        if tokens != 0 && !axes.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0 as isize) {
+        if leading == 1 && self.shape[0] != 1 {
+            return Ok(self);
+        }
+        let axes = || self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading);
+        let tokens = axes().map(|(length, _)| length).product();
+        let longer = || axes().filter(|(length, _)| *length != 1);
+        let even = longer().zip(longer().skip(1)).all(|(outer, inner)| outer.1 == inner.1 * inner.0 as isize);
+        if tokens != 0 && !even {
             let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
             return Err(Error::value(self.name, "evenly strided over its leading dimensions", got));
         }
-        let stride = axes.last().map_or(0, |(_, stride)| *stride);
+        let stride = longer().next_back().map_or(0, |(_, stride)| stride);
         self.shape.splice(..leading, [tokens]);
         self.strides.splice(..leading, [stride]);
         Ok(self)
@@ -284,9 +330,7 @@ impl<'py> Array<'py> {
             return Err(Error::wrong_type(self.name, T::DTYPE.as_str(), self.dtype.as_str()));
         }
         let ranks = || Error::value(self.name, format!("{N}-dimensional"), format!("shape {:?}", self.shape));
-        if self.strides.iter().any(|stride| *stride < 0) {
-            return Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides)));
-        }
+        self.require_non_negative_strides()?;
         let shape: [Ix; N] = self.shape.clone().try_into().map_err(|_| ranks())?;
         let elements: Vec<Ix> = self.strides.iter().map(|stride| *stride as usize / self.imported.itemsize).collect();
         let strides: [Ix; N] = elements.try_into().map_err(|_| ranks())?;
