@@ -23,6 +23,8 @@ pub fn decode(raw: &Raw<'_>) -> Decoded {
         ["sqrt", "rn", "f32"] => unary(raw, f32::sqrt)?,
         ["rsqrt", "approx", "ftz", "f32"] => unary(raw, |a| flush((1.0 / f64::from(flush(a)).sqrt()) as f32))?,
         ["ex2", "approx", "ftz", "f32"] => unary(raw, |a| flush(f64::from(flush(a)).exp2() as f32))?,
+        ["ex2", "approx", "f32"] => unary(raw, |a| f64::from(a).exp2() as f32)?,
+        ["lg2", "approx", "f32"] => unary(raw, |a| f64::from(a).log2() as f32)?,
         ["lg2", "approx", "ftz", "f32"] => unary(raw, |a| flush(f64::from(flush(a)).log2() as f32))?,
         ["tanh", "approx", "f32"] => unary(raw, |a| f64::from(a).tanh() as f32)?,
         ["neg", "f32"] => unary(raw, |a| -a)?,
