@@ -169,12 +169,6 @@ pub(crate) fn explain_capability((major, minor): (i64, i64)) -> Option<String> {
 
 fn explain_gpu(request: &DecodeRequest, spec: Option<&FamilySpec>, capability: (i64, i64), reasons: &mut Vec<String>) {
     reasons.extend(explain_capability(capability));
-    if spec.is_some_and(|spec| spec.module.is_none()) {
-        let format = request.kv_cache_format;
-        reasons.push(format!("`kv_cache_format` must be 'fp8' on a GPU (no other kernel is built), got '{format}'"));
-    } else if request.extra_kv_fp4 && spec.is_some_and(|spec| spec.secondary.contains(&KvCacheFormat::Fp4)) {
-        reasons.push("`extra_kv_fp4` must be False on a GPU (no FP4 kernel is built), got True".into());
-    }
     push_above("num_tokens", request.num_tokens, i32::MAX.into(), reasons);
     if let Some(spec) = spec {
         explain_gpu_cache(spec, request.topk, request.geometry, "", reasons);

@@ -18,8 +18,12 @@ pub static MODULES: &[(&str, &str)] = &[
     ("dsv3_2", include_str!("../../kernels/ptx/dsv3_2.ptx")),
     ("dsv4", include_str!("../../kernels/ptx/dsv4.ptx")),
     ("dsv4_1", include_str!("../../kernels/ptx/dsv4_1.ptx")),
+    ("dsv4_1_fp4", include_str!("../../kernels/ptx/dsv4_1_fp4.ptx")),
     ("dsv4_1_inline", include_str!("../../kernels/ptx/dsv4_1_inline.ptx")),
+    ("dsv4_1_inline_fp4", include_str!("../../kernels/ptx/dsv4_1_inline_fp4.ptx")),
+    ("dsv4_nvfp4", include_str!("../../kernels/ptx/dsv4_nvfp4.ptx")),
     ("glm53_nope", include_str!("../../kernels/ptx/glm53_nope.ptx")),
+    ("glm_nsa_nvfp4", include_str!("../../kernels/ptx/glm_nsa_nvfp4.ptx")),
     ("merge", include_str!("../../kernels/ptx/merge.ptx")),
 ];
 
@@ -105,14 +109,13 @@ impl Device {
 
     /// Loads everything that decodes of a family and merges need, so that later calls load nothing. Not on a capturing thread.
     pub fn warm_up(&self, spec: &FamilySpec) -> Result<(), Error> {
-        let Some(module) = spec.module else {
-            let format = spec.format;
-            let accepted = "a format with a GPU kernel ('fp8')";
-            return Err(Error::value("kv_cache_format", accepted, format!("'{format}' of family {}", spec.family)));
-        };
         let _context = self.enter()?;
-        for entry in KERNELS.iter().filter(|kernel| kernel.module == module).map(|kernel| kernel.entry) {
-            self.function(module, entry, std::ptr::null_mut())?;
+        let secondary = spec.secondary.iter().map(|format| FamilySpec::find(spec.family, *format));
+        for spec in std::iter::once(Ok(spec)).chain(secondary) {
+            let module = spec?.module;
+            for kernel in KERNELS.iter().filter(|kernel| kernel.module == module) {
+                self.function(module, kernel.entry, std::ptr::null_mut())?;
+            }
         }
         for entry in MERGE_ENTRIES {
             self.function("merge", entry, std::ptr::null_mut())?;

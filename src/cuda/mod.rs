@@ -17,7 +17,7 @@ mod workspace;
 
 pub use device::{Device, MODULES, device};
 pub use driver::{DeviceDescription, Driver, DriverVersion, probe};
-pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Launch, OutType, decode_launches};
+pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Launch, Launches, OutType, decode_launches};
 #[cfg(feature = "python")]
 pub(crate) use memory::DeviceMemory;
 pub use merge::{MergeOnDevice, StateOnDevice};

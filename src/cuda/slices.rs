@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use super::device::Device;
 use super::launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, OutType};
 use super::workspace::Workspace;
-use crate::layout::ALIGNMENT;
+use crate::layout::{ALIGNMENT, check_global_scale};
 use crate::plan::DecodePlan;
 use crate::{DecodeRequest, Error, FamilySpec, LseBase, PageLayout};
 
@@ -66,6 +66,8 @@ pub struct DecodeSlices<'a, Q, O> {
     pub sm_scale: f32,
     /// Base of `lse`.
     pub lse_base: LseBase,
+    /// What every quantised value of a glm_nsa NVFP4 cache is multiplied by; 1 elsewhere.
+    pub kv_global_scale: f32,
     /// Output `[T, H, d_v]`.
     pub out: CudaViewMut<'a, O>,
     /// Log-sum-exp `[T, H]`.
@@ -146,6 +148,7 @@ impl PreparedDecode {
             lse_stride: num_heads,
             sm_scale: slices.sm_scale,
             lse_base: slices.lse_base,
+            kv_global_scale: slices.kv_global_scale,
         };
         let workspace = Workspace { pointer: workspace, bytes: workspace_bytes };
         // SAFETY: every length, alignment and context was compared with the plan; what is written is borrowed exclusively, so
@@ -165,6 +168,7 @@ impl PreparedDecode {
         if !slices.sm_scale.is_finite() {
             return Err(Error::value("sm_scale", "a finite FP32 number", slices.sm_scale));
         }
+        check_global_scale(self.spec, slices.kv_global_scale)?;
         let DecodePlan { num_tokens, num_heads, d_v, .. } = self.plan;
         self.check_slice("q", &slices.q, num_tokens * num_heads * self.spec.d_qk(), stream)?;
         self.check_candidates(

@@ -58,6 +58,7 @@ pub(super) fn run(
         lse_stride: lse.map_or(0, |lse| lse.element_stride(0)),
         sm_scale: call.sm_scale,
         lse_base: call.lse_base,
+        kv_global_scale: call.kv_global_scale,
     };
     // SAFETY: every array was checked for place, shape, strides, alignment and overlap, and outlives its work in its
     // library's stream order; the stream is the caller's.
