@@ -15,13 +15,19 @@ mod machine;
 mod mbarrier;
 mod module;
 mod mutants;
+mod on_device;
 mod operand;
 mod order;
 mod placed;
+mod probe;
 mod schedule;
 mod shared;
 mod stand_in;
 mod syntax;
+mod test_formats;
+mod test_instructions;
+mod test_mma;
+mod test_rules;
 
 use std::time::Instant;
 
@@ -54,7 +60,7 @@ fn run_case(modules: &stand_in::Modules, seed: u64, case: &Case) -> Result<(Exec
         }
     }
     let got = first.ok_or("no schedule")?;
-    Ok((executed, check::compare(case, &got, &inputs.reference(case))?))
+    Ok((executed, check::compare(case, &got, &inputs.reference(case), check::FROM_CPU)?))
 }
 
 #[test]
@@ -73,7 +79,7 @@ fn every_case_agrees_with_the_cpu_under_every_schedule() {
         }
     }
     println!(
-        "PTX: {} cases under {} schedules: {} launches, {} blocks, {} warp instructions in {:.1} s; largest errors {:.1e} (out), {:.1e} (lse)",
+        "PTX: {} cases under {} schedules: {} launches, {} blocks, {} warp instructions in {:.1} s; largest errors {:.1e} (out, relative L2 of a head, float32), {:.1e} (lse)",
         cases.len(),
         SCHEDULES.len(),
         executed.launches,
@@ -84,6 +90,12 @@ fn every_case_agrees_with_the_cpu_under_every_schedule() {
         largest.lse
     );
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_case_agrees_with_the_interpreter_on_a_device() {
+    on_device::compare_every_case(&cases::all());
 }
 
 #[test]
