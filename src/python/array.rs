@@ -99,6 +99,8 @@ pub(super) struct Array<'py> {
     pub shape: Vec<usize>,
     /// In bytes.
     pub strides: Vec<isize>,
+    /// From the first to the last byte of any element.
+    byte_range: Range<usize>,
     imported: Imported,
 }
 
@@ -137,7 +139,8 @@ impl<'py> Array<'py> {
             let got = format!("address {:p} and strides {strides:?}", imported.data);
             return Err(Error::value(name, format!("aligned to its {itemsize}-byte elements"), got).into());
         }
-        Ok(Self { name, object: object.clone(), dtype, shape, strides, imported })
+        let byte_range = byte_range(imported.data as usize, itemsize, &shape, &strides);
+        Ok(Self { name, object: object.clone(), dtype, shape, strides, byte_range, imported })
     }
 
     /// The same memory again; `self` keeps it alive for its library, as `object` does.
@@ -148,6 +151,7 @@ impl<'py> Array<'py> {
             dtype: self.dtype,
             shape: self.shape.clone(),
             strides: self.strides.clone(),
+            byte_range: self.byte_range.clone(),
             imported: self.imported.alias(),
         }
     }
@@ -234,7 +238,7 @@ impl<'py> Array<'py> {
 
     /// Refuses bytes shared with `other`.
     pub fn require_apart_from(&self, other: &Self) -> PyResult<()> {
-        let (mine, theirs) = (self.byte_range(), other.byte_range());
+        let (mine, theirs) = (&self.byte_range, &other.byte_range);
         if mine.start >= theirs.end || theirs.start >= mine.end {
             return Ok(());
         }
@@ -262,24 +266,13 @@ impl<'py> Array<'py> {
         py.import("numpy")?.call_method1("asarray", (namespace,))
     }
 
-    fn byte_range(&self) -> Range<usize> {
-        let start = self.imported.data as usize;
-        if self.is_empty() {
-            return start..start;
-        }
-        let (mut low, mut high) = (0isize, self.imported.itemsize as isize);
-        for (length, stride) in self.shape.iter().zip(&self.strides) {
-            let reach = stride * (*length as isize - 1);
-            low += reach.min(0);
-            high += reach.max(0);
-        }
-        start.wrapping_add_signed(low)..start.wrapping_add_signed(high)
-    }
-
     /// The leading dimensions before the last `kept` ones as one, which their strides must allow.
     pub fn flatten_leading(mut self, kept: usize) -> Result<Self, Error> {
         let leading = self.shape.len() - kept;
-        if leading == 1 && self.shape[0] != 1 {
+        if leading == 1 {
+            if self.shape[0] == 1 {
+                self.strides[0] = 0;
+            }
             return Ok(self);
         }
         let axes = || self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading);
@@ -349,7 +342,7 @@ impl<'py> Array<'py> {
 
     /// All bytes from the first to the last element.
     pub fn bytes(&self) -> &[u8] {
-        let range = self.byte_range();
+        let range = &self.byte_range;
         // SAFETY: the range lies inside the memory that the array describes and keeps alive, all of it initialised.
         unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) }
     }
@@ -357,8 +350,21 @@ impl<'py> Array<'py> {
     /// All bytes from the first to the last element, to write.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         self.require_writeable()?;
-        let range = self.byte_range();
+        let range = &self.byte_range;
         // SAFETY: as in `bytes`, and the array is writeable.
         Ok(unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len()) })
     }
+}
+
+fn byte_range(start: usize, itemsize: usize, shape: &[usize], strides: &[isize]) -> Range<usize> {
+    let (mut low, mut high) = (0isize, itemsize as isize);
+    for (length, stride) in shape.iter().zip(strides) {
+        if *length == 0 {
+            return start..start;
+        }
+        let reach = stride * (*length as isize - 1);
+        low += reach.min(0);
+        high += reach.max(0);
+    }
+    start.wrapping_add_signed(low)..start.wrapping_add_signed(high)
 }
