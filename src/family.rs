@@ -216,8 +216,8 @@ pub struct FamilySpec {
     pub secondary: &'static [KvCacheFormat],
     /// Whether the line is an entry of the registry, and the family whose config object it shares.
     pub registry: Option<Option<Family>>,
-    /// The PTX module that reads the record; none = CPU only.
-    pub module: Option<&'static str>,
+    /// The PTX module that reads the record.
+    pub module: &'static str,
 }
 
 const fn row(
@@ -241,7 +241,7 @@ const DSV3_2: FamilySpec = FamilySpec {
     window: None,
     secondary: &[],
     registry: Some(None),
-    module: Some("dsv3_2"),
+    module: "dsv3_2",
 };
 
 const DSV4: FamilySpec = FamilySpec {
@@ -249,7 +249,7 @@ const DSV4: FamilySpec = FamilySpec {
     row: row(448, 64, 64, ScaleRule::Ue8m0, 1, Placement::Footer),
     topks: &[128, 192, 256, 512, 1024],
     secondary: &[KvCacheFormat::Fp8],
-    module: Some("dsv4"),
+    module: "dsv4",
     ..DSV3_2
 };
 
@@ -258,7 +258,7 @@ const DSV4_1: FamilySpec = FamilySpec {
     row: row(512, 0, 32, ScaleRule::Ue8m0, 0, Placement::Footer),
     topks: &[512],
     secondary: &[KvCacheFormat::Fp8, KvCacheFormat::Fp4],
-    module: Some("dsv4_1"),
+    module: "dsv4_1",
     ..DSV3_2
 };
 
@@ -267,7 +267,7 @@ const DSV4_1_FP4: FamilySpec = FamilySpec {
     row: row(512, 0, 16, ScaleRule::E4m3Floored, 0, Placement::Footer),
     secondary: &[],
     registry: None,
-    module: None,
+    module: "dsv4_1_fp4",
     ..DSV4_1
 };
 
@@ -285,7 +285,7 @@ pub static FAMILY_TABLE: &[FamilySpec] = &[
         family: Family::Glm53Nope,
         row: row(512, 0, 128, ScaleRule::ArbitraryFp32, 0, Placement::Inline),
         topks: &[2176],
-        module: Some("glm53_nope"),
+        module: "glm53_nope",
         ..DSV3_2
     },
     FamilySpec {
@@ -295,14 +295,14 @@ pub static FAMILY_TABLE: &[FamilySpec] = &[
         topks: &[576],
         min_topk: 513,
         window: Some(513),
-        module: Some("dots3_swa"),
+        module: "dots3_swa",
         ..DSV3_2
     },
     DSV4_1,
     FamilySpec {
         family: Family::Dsv4_1Inline,
         row: row(512, 0, 32, ScaleRule::Ue8m0, 0, Placement::Inline),
-        module: Some("dsv4_1_inline"),
+        module: "dsv4_1_inline",
         ..DSV4_1
     },
     FamilySpec {
@@ -310,20 +310,21 @@ pub static FAMILY_TABLE: &[FamilySpec] = &[
         row: row(448, 64, 16, ScaleRule::E4m3Nvfp4 { global: false }, 4, Placement::Footer),
         topks: &[128, 512],
         secondary: &[KvCacheFormat::Nvfp4],
-        module: None,
+        module: "dsv4_nvfp4",
         ..DSV4
     },
     FamilySpec {
         family: Family::GlmNsa,
         format: KvCacheFormat::Nvfp4,
         row: row(512, 64, 16, ScaleRule::E4m3Nvfp4 { global: true }, 0, Placement::Inline),
-        module: None,
+        module: "glm_nsa_nvfp4",
         ..DSV3_2
     },
     DSV4_1_FP4,
     FamilySpec {
         family: Family::Dsv4_1Inline,
         row: row(512, 0, 16, ScaleRule::E4m3Floored, 0, Placement::Inline),
+        module: "dsv4_1_inline_fp4",
         ..DSV4_1_FP4
     },
 ];

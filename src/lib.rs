@@ -4,7 +4,7 @@
 //!   [`explain_decode`].
 //! * Packed KV caches: [`pack_kv_cache`], [`append_kv_cache`], [`unpack_kv_cache`] over [`CacheView`].
 //! * Attention on the CPU, exact to float32: [`decode`], [`merge_states`]; its float64 yardstick is [`mod@reference`].
-//! * Attention on CUDA devices: [`plan`] decides how, `cuda` (feature `cuda`) launches embedded PTX.
+//! * Attention on CUDA devices: [`plan`] decides how, for [`known_devices`] without one, `cuda` (feature `cuda`) launches embedded PTX.
 #![deny(missing_docs, unsafe_code)]
 
 mod attention;
@@ -16,6 +16,7 @@ pub mod cuda;
 mod element;
 mod error;
 mod family;
+pub mod known_devices;
 mod layout;
 mod merge;
 pub mod plan;

@@ -43,7 +43,7 @@ pub const MAX_SPLITS: usize = 64;
 pub const FEW_SPLITS: usize = 8;
 /// Chunks of a split when the plan may not depend on other rows.
 const INVARIANT_CHUNKS: usize = 16;
-/// Largest workspace that a choice of splits may ask for, in bytes.
+/// Largest workspace, in bytes, unless one token needs more.
 const MAX_WORKSPACE: usize = 1 << 29;
 
 /// Microseconds, measured on an H200: a CTA's start and end, a chunk of 16 and of 32 heads, a joining kernel.
@@ -67,6 +67,19 @@ pub struct DecodePlan {
     pub topk: [usize; 2],
     /// Value dimensions.
     pub d_v: usize,
+    /// CTAs of the decode kernel per token and head tile.
+    pub splits: usize,
+    /// The secondary cache's own launch, where its records differ from the primary's.
+    pub extra: Option<ExtraLaunch>,
+    /// Tokens that are served before the workspace is used again.
+    pub tokens_per_pass: usize,
+}
+
+/// A launch over the secondary cache alone; its splits follow those of the primary cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExtraLaunch {
+    /// The decode kernel, with as many heads per CTA as the primary cache's.
+    pub kernel: &'static Kernel,
     /// CTAs per token and head tile.
     pub splits: usize,
 }
@@ -80,48 +93,76 @@ impl DecodePlan {
         let request = DecodeRequest { compute_capability: Some((i64::from(major), i64::from(minor))), ..*request };
         explain_decode(&request).into_result()?;
         let spec = FamilySpec::find_primary(request.family, request.kv_cache_format)?;
-        let plan = |kernel, splits| Self {
-            kernel,
-            num_tokens: request.num_tokens as usize,
-            num_heads: request.num_heads as usize,
-            topk: [(request.topk as usize).min(spec.window.unwrap_or(usize::MAX)), request.extra_topk as usize],
-            d_v: spec.d_v,
-            splits,
+        let extra_module = match request.extra_topk {
+            0 => None,
+            _ => Some(FamilySpec::find(request.family, request.extra_format())?.module),
         };
-        let kernels = || {
-            KERNELS.iter().filter(|kernel| {
-                Some(kernel.module) == spec.module && kernel.shared_bytes <= device.shared_memory_per_block
+        let fits = |kernel: &&'static Kernel| kernel.shared_bytes <= device.shared_memory_per_block;
+        let of_module = |module| KERNELS.iter().filter(move |kernel| kernel.module == module);
+        // Unsplit plans, one for every head tile.
+        let plans = || {
+            of_module(spec.module).filter(fits).filter_map(|kernel| {
+                let extra = match extra_module {
+                    Some(module) if module != spec.module => {
+                        let kernel = of_module(module).filter(fits).find(|extra| extra.heads == kernel.heads)?;
+                        Some(ExtraLaunch { kernel, splits: 1 })
+                    }
+                    _ => None,
+                };
+                let num_tokens = request.num_tokens as usize;
+                Some(Self {
+                    kernel,
+                    num_tokens,
+                    num_heads: request.num_heads as usize,
+                    topk: [(request.topk as usize).min(spec.window.unwrap_or(usize::MAX)), request.extra_topk as usize],
+                    d_v: spec.d_v,
+                    splits: 1,
+                    extra,
+                    tokens_per_pass: num_tokens,
+                })
             })
         };
         let no_kernel = || {
-            let needed =
-                KERNELS.iter().filter(|kernel| Some(kernel.module) == spec.module).map(|k| k.shared_bytes).min();
+            let modules = [Some(spec.module), extra_module];
+            let needed = modules.into_iter().flatten().filter_map(|module| {
+                of_module(module).map(|kernel| kernel.shared_bytes).min()
+            });
             Error::unsupported(format!(
                 "`device` must have {} bytes of shared memory per block, got {}",
-                needed.unwrap_or_default(),
+                needed.max().unwrap_or_default(),
                 device.shared_memory_per_block
             ))
         };
         if batch_invariant {
             // The largest tile that the heads fill more than half; else the smallest.
-            let kernel = kernels()
-                .filter(|kernel| kernel.heads < 2 * request.num_heads as usize)
-                .max_by_key(|kernel| kernel.heads)
-                .or_else(|| kernels().min_by_key(|kernel| kernel.heads))
+            let plan = plans()
+                .filter(|plan| plan.kernel.heads < 2 * plan.num_heads)
+                .max_by_key(|plan| plan.kernel.heads)
+                .or_else(|| plans().min_by_key(|plan| plan.kernel.heads))
                 .ok_or_else(no_kernel)?;
-            let chunks = plan(kernel, 1).chunks();
-            return Ok(plan(kernel, chunks.div_ceil(INVARIANT_CHUNKS).clamp(1, MAX_SPLITS)));
+            return Ok(plan.split_for(INVARIANT_CHUNKS).in_passes());
         }
-        let candidates = kernels().flat_map(|kernel| {
-            let chunks = plan(kernel, 1).chunks().max(1);
-            (1..=chunks.min(MAX_SPLITS)).map(move |splits| plan(kernel, splits))
-        });
-        candidates
-            .filter(|plan| plan.splits == 1 || plan.workspace_bytes() <= MAX_WORKSPACE)
+        plans()
+            .flat_map(|plan| (1..=plan.chunks().clamp(1, MAX_SPLITS)).map(move |splits| (plan, splits)))
+            .map(|(plan, splits)| plan.split_for(plan.chunks().div_ceil(splits).max(1)).in_passes())
             .map(|plan| (plan.cost(device), plan))
             .min_by(|(a, _), (b, _)| a.total_cmp(b))
             .map(|(_, plan)| plan)
             .ok_or_else(no_kernel)
+    }
+
+    /// The same with about `chunks` chunks for every CTA.
+    fn split_for(self, chunks: usize) -> Self {
+        let most = if self.extra.is_some() { MAX_SPLITS / 2 } else { MAX_SPLITS };
+        let splits = |all: usize| all.div_ceil(chunks).clamp(1, most);
+        let extra = self.extra.map(|extra| ExtraLaunch { splits: splits(self.extra_chunks()), ..extra });
+        Self { splits: splits(self.chunks()), extra, ..self }
+    }
+
+    /// The same in as many passes over the tokens as the workspace's bound asks for.
+    fn in_passes(self) -> Self {
+        let one_token = Self { num_tokens: 1, tokens_per_pass: 1, ..self }.workspace_bytes().max(1);
+        Self { tokens_per_pass: self.num_tokens.min((MAX_WORKSPACE / one_token).max(1)), ..self }
     }
 
     /// Tiles of heads of a token.
@@ -129,33 +170,62 @@ impl DecodePlan {
         self.num_heads.div_ceil(self.kernel.heads)
     }
 
-    /// Chunks of a row of full length.
+    /// Chunks of a row of full length, in the decode kernel.
     pub fn chunks(&self) -> usize {
-        self.topk.iter().map(|topk| topk.div_ceil(self.kernel.chunk)).sum()
+        let [main, extra] = self.topk.map(|topk| topk.div_ceil(self.kernel.chunk));
+        if self.extra.is_some() { main } else { main + extra }
     }
 
-    /// CTAs of the decode kernel.
+    /// Chunks of a row of full length, in the secondary cache's own launch.
+    pub fn extra_chunks(&self) -> usize {
+        self.extra.map_or(0, |extra| self.topk[1].div_ceil(extra.kernel.chunk))
+    }
+
+    /// Splits of a token and head tile, over both launches.
+    pub fn all_splits(&self) -> usize {
+        self.splits + self.extra.map_or(0, |extra| extra.splits)
+    }
+
+    /// CTAs over all passes and both launches.
     pub fn grid(&self) -> usize {
-        self.head_tiles() * self.num_tokens * self.splits
+        self.head_tiles() * self.num_tokens * self.all_splits()
     }
 
-    /// Bytes of partial values: float32 `[T, H, splits, d_v]`.
+    /// Passes over the tokens.
+    pub fn passes(&self) -> usize {
+        self.num_tokens.div_ceil(self.tokens_per_pass.max(1))
+    }
+
+    /// Bytes of partial values: float32 `[tokens_per_pass, H, all_splits, d_v]`.
     pub fn partial_bytes(&self) -> usize {
-        if self.splits == 1 { 0 } else { self.num_tokens * self.num_heads * self.splits * self.d_v * 4 }
+        self.partial_rows() * self.d_v * 4
     }
 
     /// Bytes of workspace: partial values, then their (reference, sum) pairs.
     pub fn workspace_bytes(&self) -> usize {
-        if self.splits == 1 { 0 } else { self.partial_bytes() + self.num_tokens * self.num_heads * self.splits * 8 }
+        self.partial_bytes() + self.partial_rows() * 8
+    }
+
+    fn partial_rows(&self) -> usize {
+        match self.all_splits() {
+            1 => 0,
+            splits => self.tokens_per_pass * self.num_heads * splits,
+        }
     }
 
     /// Expected microseconds.
     fn cost(&self, device: &DeviceFacts) -> f64 {
-        let waves = self.grid().div_ceil(device.multiprocessors.max(1)).max(1) as f64;
+        let ctas = self.head_tiles() * self.tokens_per_pass * self.all_splits();
+        let waves = ctas.div_ceil(device.multiprocessors.max(1)).max(1) as f64;
         let chunk = if self.kernel.heads > 16 { CHUNK_COST_32 } else { CHUNK_COST_16 };
-        let decode = waves * (CTA_COST + self.chunks().div_ceil(self.splits) as f64 * chunk);
-        let merge = if self.splits == 1 { 0.0 } else { MERGE_COST + 2.0 * self.partial_bytes() as f64 / PARTIAL_RATE };
-        decode + merge
+        let extra = self.extra.map_or(0, |extra| self.extra_chunks().div_ceil(extra.splits));
+        let chunks = self.chunks().div_ceil(self.splits).max(extra);
+        let decode = waves * (CTA_COST + chunks as f64 * chunk);
+        let merge = match self.all_splits() {
+            1 => 0.0,
+            _ => MERGE_COST + 2.0 * self.partial_bytes() as f64 / PARTIAL_RATE,
+        };
+        self.passes() as f64 * (decode + merge)
     }
 }
 

@@ -160,18 +160,15 @@ pub fn explain_decode(request: &DecodeRequest) -> DecodeSupport {
 /// Oldest compute capability that the PTX runs on.
 pub const MIN_COMPUTE_CAPABILITY: (i64, i64) = (9, 0);
 
+/// Why a GPU runs no kernel at all.
+pub(crate) fn explain_capability((major, minor): (i64, i64)) -> Option<String> {
+    let (least_major, least_minor) = MIN_COMPUTE_CAPABILITY;
+    ((major, minor) < MIN_COMPUTE_CAPABILITY)
+        .then(|| format!("`compute_capability` must be at least {least_major}.{least_minor}, got {major}.{minor}"))
+}
+
 fn explain_gpu(request: &DecodeRequest, spec: Option<&FamilySpec>, capability: (i64, i64), reasons: &mut Vec<String>) {
-    if capability < MIN_COMPUTE_CAPABILITY {
-        let (major, minor) = MIN_COMPUTE_CAPABILITY;
-        let (got_major, got_minor) = capability;
-        reasons.push(format!("`compute_capability` must be at least {major}.{minor}, got {got_major}.{got_minor}"));
-    }
-    if spec.is_some_and(|spec| spec.module.is_none()) {
-        let format = request.kv_cache_format;
-        reasons.push(format!("`kv_cache_format` must be 'fp8' on a GPU (no other kernel is built), got '{format}'"));
-    } else if request.extra_kv_fp4 && spec.is_some_and(|spec| spec.secondary.contains(&KvCacheFormat::Fp4)) {
-        reasons.push("`extra_kv_fp4` must be False on a GPU (no FP4 kernel is built), got True".into());
-    }
+    reasons.extend(explain_capability(capability));
     push_above("num_tokens", request.num_tokens, i32::MAX.into(), reasons);
     if let Some(spec) = spec {
         explain_gpu_cache(spec, request.topk, request.geometry, "", reasons);

@@ -24,21 +24,44 @@ struct DecodeArgs {
   void* out;               // [T, H, d_v], strides below
   float* lse;              // [T, H], row stride lse_stride; may be null
   const float* sink;       // [H] natural log, or null
-  float* partial;          // [T, H, splits, d_v] if splits > 1
-  float2* partial_state;   // [T, H, splits] (reference, sum)
+  float* partial;          // [T, H, all_splits, d_v] if all_splits > 1
+  float2* partial_state;   // [T, H, all_splits] (reference, sum)
   i64 out_token_stride;    // elements
   i64 out_head_stride;
   i64 lse_stride;
   int num_tokens;
   int num_heads;
-  int splits;
+  int splits;              // of this launch
+  int first_split;         // this launch's first among all splits
+  int all_splits;          // of the token: 1, or the length of the partial arrays
   float scale_log2;        // sm_scale * log2(e)
   int out_type;            // OutType
   int lse_natural;         // 1: natural logarithm, 0: base 2
   int out_aligned;         // 1: four adjacent outputs may be stored at once
-  int reserved;
+  float kv_global_scale;   // of E2M1 codes
 };
 
 enum OutType { OUT_BF16 = 0, OUT_F16 = 1, OUT_F32 = 2 };
 
-static_assert(sizeof(CandidateArgs) == 64 && sizeof(DecodeArgs) == 232, "the Rust twin has these sizes");
+// Rows of values with a log-sum-exp each. Strides in elements.
+struct StateArgs {
+  void* out;               // [N, d_v]
+  float* lse;              // [N]
+  i64 row_stride;
+  i64 dim_stride;
+  i64 lse_stride;
+};
+
+struct MergeStatesArgs {
+  StateArgs a, b;          // read only
+  StateArgs merged;
+  u32 num_rows;
+  u32 d_v;
+  int out_type;            // OutType, of all three
+  int lse_natural;         // 1: natural logarithm, 0: base 2
+  int aligned;             // 1: four adjacent values may be loaded and stored at once
+  int reserved;
+};
+
+static_assert(sizeof(CandidateArgs) == 64 && sizeof(DecodeArgs) == 240, "the Rust twin has these sizes");
+static_assert(sizeof(StateArgs) == 40 && sizeof(MergeStatesArgs) == 144, "the Rust twin has these sizes");

@@ -16,7 +16,8 @@ template <class T>
 DEVICE void decode(const DecodeArgs& args) {
   extern __shared__ __align__(128) u8 shared_memory[];
   const u32 shared = ptx::shared_address(shared_memory);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  // Through a shuffle the assembler sees that a warp has one role: without it the loops are a tenth slower.
+  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const Work work = Work::of<T>(args);
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
@@ -25,72 +26,72 @@ DEVICE void decode(const DecodeArgs& args) {
       ptx::mbarrier_init(T::free(shared, stage), 32 * T::PV_WARPS);
       ptx::mbarrier_init(T::weighted(shared, stage), 32 * T::QK_WARPS);
     }
+    ptx::mbarrier_init(T::met(shared), T::THREADS);
     ptx::mbarrier_fence_init();
   }
+  __syncthreads();
 
-  // The roles meet at barriers 0 from different places in the code; all that matters is that every warp comes.
+  // All warps, at whatever place in the code. Not a CTA barrier: the roles would stand at different ones, and racecheck
+  // miscounts those that follow barriers of a part of the CTA.
+  const auto meet = [&](u32 parity) {
+    ptx::mbarrier_arrive(T::met(shared));
+    ptx::mbarrier_wait(T::met(shared), parity);
+  };
+
   if (warp >= T::QK_WARPS) {
     PvWarp<T> pv(shared, warp - T::QK_WARPS, lane);
     Gather<T> gather(args, work, shared, warp - T::QK_WARPS, lane);
     int first[T::STAGES];
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++) first[stage] = gather.next_slot();
-    __syncthreads();  // mbarriers are initialised
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++)
       if (stage < work.chunks) gather.issue(stage, gather.source(stage, first[stage]));
     pv.run(gather, work, gather.next_slot());
-    __syncthreads();  // rows, weights and sums are done with
-    pv.store_values();
+    if (args.all_splits > 1 && work.chunks > 0) pv.store_partials(args, Place::of<T>(args));
+    meet(0);
+    if (args.all_splits == 1) pv.store_values(args);
   } else {
     QkWarp<T> qk(args, work, shared, warp, lane);
-    if (work.chunks > 0) qk.load_q();
-    __syncthreads();
     if (work.chunks > 0) {
+      qk.load_q();
       qk.scale_q();
       qk.run();
     }
-    __syncthreads();
     qk.store_sums();
+    meet(0);
   }
-  __syncthreads();
 
+  // Rows and weights are done with, sums are there.
   const Place place = Place::of<T>(args);
-  const i64 token = place.token;
   const int first_head = place.head_group * T::HEADS;
   const u32 heads = min(T::HEADS, args.num_heads - first_head);
   if (threadIdx.x < heads) {
+    const State state = state_of_head<T>(shared, threadIdx.x);
     const int head = first_head + threadIdx.x;
-    float sum = 0.f;
-#pragma unroll
-    for (int quarter = 0; quarter < 4; quarter++) {
-      sum += ptx::load_f32(shared + T::REDUCE_AT + (quarter * T::HEADS + threadIdx.x) * 4);
-    }
-    const u32 at = shared + T::RESCALE_AT + threadIdx.x * 4;  // holds the reference, then the factor
-    const float reference = ptx::load_f32(at);
-    if (args.splits == 1) {
-      const Finished finished = finish_head(args, head, reference, sum);
-      ptx::store_f32(at, finished.factor);
-      store_lse(args, token, head, finished.lse);
+    if (args.all_splits > 1) {
+      args.partial_state[place.partial_row(args, head)] = make_float2(state.reference, state.sum);
     } else {
-      args.partial_state[(token * args.num_heads + head) * args.splits + place.split] = make_float2(reference, sum);
+      const Finished finished = finish_head(args, head, state.reference, state.sum);
+      ptx::store_f32(shared + T::FACTOR_AT + threadIdx.x * 4, finished.factor);
+      store_lse(args, place.token, head, finished.lse);
     }
   }
-  if (args.splits > 1 && work.chunks == 0) return;
-  __syncthreads();
+  if (args.all_splits > 1) {
+    // A token's splits may be two launches (two row formats): the second does not end before the first.
+    ptx::wait_for_previous_grid();
+    return;
+  }
+  // The output's type and alignment vary: values go through shared memory, so that the code for them stands once.
+  meet(1);
   constexpr u32 FOURS = T::Format::D_V / 4;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < heads * FOURS; i += T::THREADS) {
     const u32 head = i / FOURS, dim = i % FOURS * 4;
     const float4 v = ptx::load_f32x4(shared + T::ROWS_AT + (head * T::RESULT_STRIDE + dim) * 4);
-    if (args.splits == 1) {
-      const float factor = ptx::load_f32(shared + T::RESCALE_AT + head * 4);
-      const float final[4] = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-      store_out(args, token, first_head + head, dim, final);
-    } else {
-      const i64 row = (token * args.num_heads + first_head + head) * args.splits + place.split;
-      *reinterpret_cast<float4*>(args.partial + row * T::Format::D_V + dim) = v;
-    }
+    const float factor = ptx::load_f32(shared + T::FACTOR_AT + head * 4);
+    const float final[4] = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+    store_out(args, place.token, first_head + head, dim, final);
   }
 }
 

@@ -10,7 +10,7 @@ __device__ __align__(128) u8 zero_row[1152];  // what an absent candidate reads;
 struct RowSource {
   const u8* data;
   u32 to_footer;  // bytes from data to footer
-  bool present;
+  u32 present;    // bit r: row r of the warp is there
 };
 
 template <class T>
@@ -48,18 +48,18 @@ struct Gather {
 
   DEVICE bool is_extra(int chunk) const { return Format::DUAL && work.first_chunk + chunk >= work.main_chunks; }
 
-  // The slot of this lane's row in the chunk after the one before, checked against the cache; -1: absent. Chunks past the
-  // CTA's last are asked for too, and never used.
+  // The slot of this lane's row in the chunk after the one before; negative: none. Chunks past the CTA's last are asked for
+  // too, and never used. Nothing here may depend on the loaded value: whoever tests it waits for memory.
   DEVICE int next_slot() {
     if (Format::DUAL && before_extra-- == 0) start_extra();
-    const bool extra = Format::DUAL && before_extra < 0;
-    const int index = left > 0 ? __ldg(next) : -1;
+    const int slot = ptx::load_or(next, left > 0, -1);
     next += T::CHUNK;
     left -= T::CHUNK;
-    return static_cast<u32>(index) < (extra ? args.extra.num_slots : args.main.num_slots) ? index : -1;
+    return slot;
   }
 
-  // Turns a slot into addresses: apart from issue(), so that it runs while a stage is still in use.
+  // Checks a slot against its cache and turns it into addresses: apart from issue(), so that it runs while a stage is
+  // still in use.
   DEVICE RowSource source(int chunk, int slot) const {
     const bool extra = is_extra(chunk);
     const int page_shift = extra ? args.extra.page_shift : args.main.page_shift;
@@ -70,21 +70,21 @@ struct Gather {
     const u32 page = page_shift >= 0 ? static_cast<u32>(slot) >> page_shift : slot / page_block_size;
     const u32 row = slot - page * page_block_size;
     const u8* page_start = cache + static_cast<i64>(page) * page_stride;
+    const bool present = static_cast<u32>(slot) < (extra ? args.extra.num_slots : args.main.num_slots);
     RowSource source;
-    source.present = slot >= 0;
-    source.data = source.present ? page_start + static_cast<u64>(row) * (Format::FOOTER ? Format::FOOTER_AT : row_stride) : zero_row;
+    source.data = present ? page_start + static_cast<u64>(row) * (Format::FOOTER ? Format::FOOTER_AT : row_stride) : zero_row;
     // A page of footer rows is shorter than 4 GiB, or its layout is refused.
     const u32 to_footer = page_block_size * Format::FOOTER_AT - row * (Format::FOOTER_AT - Format::FOOTER);
-    source.to_footer = source.present ? to_footer : 0;
+    source.to_footer = present ? to_footer : 0;
+    source.present = __ballot_sync(~0u, present);
     return source;
   }
 
   // Starts the copies of a chunk into a stage.
   DEVICE void issue(int stage, const RowSource& source) const {
-    const u32 mask = __ballot_sync(~0u, source.present);
     const u32 full = T::full(shared, stage);
     if (lane == 0) {
-      ptx::store_u8(shared + T::PRESENT_AT + stage * T::PV_WARPS + warp, mask);
+      ptx::store_u8(shared + T::PRESENT_AT + stage * T::PV_WARPS + warp, source.present);
       ptx::mbarrier_arrive_expect(full, T::WARP_BULK_BYTES);
     }
     __syncwarp();
@@ -94,10 +94,13 @@ struct Gather {
       // Straight-line code with one elected lane: a divergent loop over lanes costs more than ten times as much.
       const u32 to = first + r * Format::ROW;
       ptx::bulk_copy_elected(to, broadcast(source.data, r), Format::COPY, full);
-      if (Format::FOOTER == 16) ptx::bulk_copy_elected(to + Format::SCALES, broadcast(source.data + source.to_footer, r), 16, full);
+      if (Format::FOOTER >= 16) {
+        ptx::bulk_copy_elected(to + Format::SCALES, broadcast(source.data + source.to_footer, r), Format::FOOTER, full);
+      }
     }
     if (Format::FOOTER == 8 && lane < T::ROWS_PER_WARP) {
-      ptx::async_copy_8(first + lane * Format::ROW + Format::SCALES, source.data + source.to_footer, source.present);
+      ptx::async_copy_8(first + lane * Format::ROW + Format::SCALES, source.data + source.to_footer,
+                        source.present >> lane & 1);
       ptx::async_copies_arrive(full);
     }
   }

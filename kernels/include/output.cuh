@@ -11,14 +11,14 @@ DEVICE void store_out(const DecodeArgs& args, i64 token, int head, int dim, cons
   if (args.out_type == OUT_F32) {
     float* out = static_cast<float*>(args.out) + at;
     if (args.out_aligned) {
-      *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
+      ptx::store_global(out, v[0], v[1], v[2], v[3]);
     } else {
       out[0] = v[0], out[1] = v[1], out[2] = v[2], out[3] = v[3];
     }
   } else {
     u16* out = static_cast<u16*>(args.out) + at;
     if (args.out_aligned) {
-      *reinterpret_cast<uint2*>(out) = make_uint2(low, high);
+      ptx::store_global(out, low, high);
     } else {
       out[0] = low & 0xffff, out[1] = low >> 16, out[2] = high & 0xffff, out[3] = high >> 16;
     }

@@ -1,10 +1,13 @@
 // Values: the PV warps. Warp w accumulates PV_DIMS value dimensions of all heads of the CTA, in registers.
 //
 // Weights come as f16; the scale of a candidate's group is multiplied into them after division by a unit, a power of two
-// that follows the chunk's largest scale, so that the products stay inside f16. E4M3 codes are exact in f16. dsv4's RoPE
-// lanes, which are values too, are BF16: warp 7 multiplies them with the weights as a sum of two BF16 numbers.
+// that follows the chunk's largest scale, so that the products stay inside f16. E4M3 codes are exact in f16. E2M1 codes are
+// multiplied with their scales instead. dsv4's RoPE lanes, which are values too, are BF16: warp 7 multiplies them with the
+// weights as a sum of two BF16 numbers.
 #pragma once
 #include "args.cuh"
+#include "codes.cuh"
+#include "format.cuh"
 #include "gather.cuh"
 #include "tile.cuh"
 
@@ -15,7 +18,8 @@ struct PvWarp {
   using Format = typename T::Format;
   static constexpr int M = T::HEAD_TILES;
   static constexpr int N = T::PV_DIMS / 8;                                          // 8-dimension tiles
-  static constexpr int GROUPS = T::PV_DIMS > Format::GROUP ? T::PV_DIMS / Format::GROUP : 1;  // scale groups of a warp
+  // Scale groups of a warp; of no use to E2M1.
+  static constexpr int GROUPS = !Format::FP4 && T::PV_DIMS > Format::GROUP ? T::PV_DIMS / Format::GROUP : 1;
   static constexpr int N_PER_GROUP = N / GROUPS;
   static constexpr bool HAS_ROPE = Format::D_V > Format::QUANTISED;                 // RoPE lanes are values
 
@@ -68,8 +72,7 @@ struct PvWarp {
     const int group = warp * T::PV_DIMS / Format::GROUP + g;
     const u32 at = rows_at(stage) + candidate * Format::ROW + Format::SCALES;
     if (!Format::UE8M0) return ptx::load_f32(at + group * 4);
-    const u32 exponent = ptx::load_u8(at + group);
-    return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
+    return ue8m0(ptx::load_u8(at + group));
   }
 
   // Scales over the unit for candidates 2*(lane % 16) and the next, as f16; moves the unit when the chunk asks for it.
@@ -137,6 +140,38 @@ struct PvWarp {
     }
   }
 
+  // E2M1: lane l looks after the scales of candidates 2*(l % 16) and the next, of the lower (l < 16) or upper half of every
+  // 32 dimensions. A thread's columns are four dimensions each, of one half.
+  DEVICE void accumulate_fp4(int stage) {
+    static_assert(!Format::FP4 || T::PV_DIMS == 64, "one ldmatrix for two blocks of 32 dimensions");
+    u32 scales[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const u32 at = rows_at(stage) + (lane & 15) * 2 * Format::ROW + Format::SCALES + warp * 4 + j * 2 + (lane >> 4);
+      scales[j] = e2m1_scales(ptx::load_u8(at) | ptx::load_u8(at + Format::ROW) << 8);
+    }
+#pragma unroll
+    for (int k = 0; k < T::CHUNK / 16; k++) {
+      u32 weights[M][4];
+#pragma unroll
+      for (int m = 0; m < M; m++) ptx::ldmatrix_x4(weights[m], weights_at(stage, m, k));
+      u32 codes[4];
+      ptx::ldmatrix_x4_transposed(codes, values_at(stage, k) + warp * T::PV_DIMS / 2);
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int from = k * 8 + (lane & 3) | lane & 16;
+        const u32 low = __shfl_sync(~0u, scales[j], from), high = __shfl_sync(~0u, scales[j], from + 4);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const u32 b0 = ptx::multiply_f16(e2m1_pair(codes[2 * j], i), low);
+          const u32 b1 = ptx::multiply_f16(e2m1_pair(codes[2 * j + 1], i), high);
+#pragma unroll
+          for (int m = 0; m < M; m++) ptx::mma_f16(values[m][j * 4 + i], weights[m], b0, b1);
+        }
+      }
+    }
+  }
+
   DEVICE void accumulate_rope(int stage) {
 #pragma unroll
     for (int k = 0; k < T::CHUNK / 16; k++) {
@@ -181,37 +216,68 @@ struct PvWarp {
       ptx::mbarrier_wait(T::full(shared, stage), parity);
       ptx::mbarrier_wait(T::weighted(shared, stage), parity);
       if (__builtin_expect(ptx::load_u32(shared + T::RAISED_AT + stage * 4), 0)) rescale(stage);
-      if (is_rope()) accumulate_rope(stage); else accumulate(stage);
+      if (is_rope()) {
+        accumulate_rope(stage);
+      } else if constexpr (Format::FP4) {
+        accumulate_fp4(stage);
+      } else {
+        accumulate(stage);
+      }
       ptx::mbarrier_arrive(T::free(shared, stage));
       left_stage = stage, left_parity = parity;
       if (++stage == T::STAGES) stage = 0, parity ^= 1;
     }
   }
 
-  // Values in true units to shared memory, float32 [HEADS][RESULT_STRIDE], over what is no longer needed.
-  DEVICE void store_values() const {
+  // Hands this thread's values, in true units, to store(head of the CTA, dimension, value, ...), four or (RoPE) two at a time.
+  template <class Store>
+  DEVICE void each_value(const DecodeArgs& args, const Store& store) const {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const u32 head = shared + T::ROWS_AT + (m * 16 + (lane >> 2) + r * 8) * T::RESULT_STRIDE * 4;
+        const int head = m * 16 + (lane >> 2) + r * 8;
         if (is_rope()) {
 #pragma unroll
           for (int n = 0; n < N; n++) {
-            const u32 at = head + (Format::QUANTISED + n * 8 + (lane & 3) * 2) * 4;
-            ptx::store_f32(at, values[m][n][2 * r]);
-            ptx::store_f32(at + 4, values[m][n][2 * r + 1]);
+            store(head, Format::QUANTISED + n * 8 + (lane & 3) * 2, values[m][n][2 * r], values[m][n][2 * r + 1]);
+          }
+        } else if (Format::FP4) {
+          const float scale = E2M1_UNIT * args.kv_global_scale;
+#pragma unroll
+          for (int e = 0; e < N / 2; e++) {  // four tiles interleave
+            const int n = e / 2 * 4, c = 2 * r + e % 2;
+            store(head, warp * T::PV_DIMS + n * 8 + (lane & 3) * 8 + e % 2 * 4, values[m][n][c] * scale,
+                  values[m][n + 1][c] * scale, values[m][n + 2][c] * scale, values[m][n + 3][c] * scale);
           }
         } else {
 #pragma unroll
           for (int n = 0; n < N; n += 2) {  // an even and an odd tile interleave
             const float true_unit =
                 __uint_as_float(static_cast<u32>(unit[n / N_PER_GROUP]) << 23) * (1.f / (1 << SCALE_SHIFT));
-            const float run[4] = {values[m][n][2 * r] * true_unit, values[m][n + 1][2 * r] * true_unit,
-                                  values[m][n][2 * r + 1] * true_unit, values[m][n + 1][2 * r + 1] * true_unit};
-            ptx::store_f32x4(head + (warp * T::PV_DIMS + n * 8 + (lane & 3) * 4) * 4, run);
+            store(head, warp * T::PV_DIMS + n * 8 + (lane & 3) * 4, values[m][n][2 * r] * true_unit,
+                  values[m][n + 1][2 * r] * true_unit, values[m][n][2 * r + 1] * true_unit,
+                  values[m][n + 1][2 * r + 1] * true_unit);
           }
         }
       }
+  }
+
+  // To shared memory, float32 [HEADS][RESULT_STRIDE], over what is no longer needed.
+  DEVICE void store_values(const DecodeArgs& args) const {
+    each_value(args, [&](int head, int dim, auto... v) {
+      ptx::store_shared(shared + T::ROWS_AT + (head * T::RESULT_STRIDE + dim) * 4, v...);
+    });
+  }
+
+  // To global memory: the partial values of a split.
+  DEVICE void store_partials(const DecodeArgs& args, const Place& place) const {
+    const int first_head = place.head_group * T::HEADS;
+    float* to = args.partial + place.partial_row(args, first_head) * Format::D_V;
+    each_value(args, [&](int head, int dim, auto... v) {
+      if (first_head + head < args.num_heads) {
+        ptx::store_global(to + static_cast<i64>(head) * args.all_splits * Format::D_V + dim, v...);
+      }
+    });
   }
 };

@@ -7,6 +7,8 @@
 // are stored as f16 times 2^WEIGHT_SHIFT.
 #pragma once
 #include "args.cuh"
+#include "codes.cuh"
+#include "format.cuh"
 #include "tile.cuh"
 
 constexpr float WEIGHT_SHIFT = 5.f;                 // a weight of 1 is stored as 2^5
@@ -25,6 +27,7 @@ struct QkWarp {
   using Format = typename T::Format;
   static constexpr int M = T::TILES_PER_GROUP;
   static constexpr int TILES = T::TILES_IN_FLIGHT;
+  static constexpr int CODES_PER_BYTE = Format::FP4 ? 2 : 1;
 
   const DecodeArgs& args;
   const Work& work;
@@ -47,13 +50,14 @@ struct QkWarp {
   DEVICE int pair() const { return lane & 3; }
   DEVICE int first_head() const { return group * M * 16; }              // inside the CTA
   DEVICE bool rope_step(int step) const {                               // dsv4: RoPE lanes instead of a last group
-    return T::ROPE_IS_LAST_GROUP && quarter == 3 && step >= T::STEPS - T::STEPS_PER_GROUP;
+    return T::ROPE_IS_LAST_GROUP && quarter == 3 && step >= T::STEPS - Format::ROPE / 16;
   }
   DEVICE u32 reduce_at(int quarter_, int head) const { return shared + T::REDUCE_AT + (quarter_ * T::HEADS + head) * 4; }
   DEVICE void group_barrier() const { ptx::named_barrier(T::QK_GROUPS == 1 ? 2 : 2 + group, 128); }
 
-  // Loads this warp's part of Q. K codes come from ldmatrix four at a time, so a thread's A fragments hold four adjacent
-  // dimensions; RoPE lanes use the ordinary order.
+  // Loads this warp's part of Q, in the order of the K codes that a thread gets from ldmatrix: four adjacent dimensions of
+  // every 16 (E4M3), or eight adjacent of every 32, of which even steps take those that lie four apart (E2M1). RoPE lanes
+  // use the ordinary order.
   DEVICE void load_q() {
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -68,6 +72,10 @@ struct QkWarp {
         if (rope_step(step)) {
           a[0] = load_pair(row + dim + pair() * 2, low), a[2] = load_pair(row + dim + pair() * 2 + 8, low);
           a[1] = load_pair(row8 + dim + pair() * 2, high), a[3] = load_pair(row8 + dim + pair() * 2 + 8, high);
+        } else if (Format::FP4) {
+          const int from = (dim & ~31) + pair() * 8 + (step & 1) * 2;
+          interleave(load_pair(row + from, low), load_pair(row + from + 4, low), a[0], a[2]);
+          interleave(load_pair(row8 + from, high), load_pair(row8 + from + 4, high), a[1], a[3]);
         } else {
           a[0] = load_pair(row + dim + pair() * 4, low), a[2] = load_pair(row + dim + pair() * 4 + 2, low);
           a[1] = load_pair(row8 + dim + pair() * 4, high), a[3] = load_pair(row8 + dim + pair() * 4 + 2, high);
@@ -85,6 +93,11 @@ struct QkWarp {
 
   static DEVICE u32 load_pair(const __nv_bfloat16* from, bool present) {
     return present ? __ldg(reinterpret_cast<const u32*>(from)) : 0;
+  }
+
+  // (x0, x1) and (y0, y1) to (x0, y0) and (x1, y1).
+  static DEVICE void interleave(u32 x, u32 y, u32& first, u32& second) {
+    first = __byte_perm(x, y, 0x5410), second = __byte_perm(x, y, 0x7632);
   }
 
   // Scales the quantised dimensions of every head by a power of two that brings the largest to [2^14, 2^15), the RoPE
@@ -147,7 +160,7 @@ struct QkWarp {
   }
 
   // Stored scales of candidates 2*pair and 2*pair + 1 of a tile, for this warp's groups: FP32, or UE8M0 bytes in one word.
-  static constexpr int SCALE_WORDS = Format::UE8M0 ? 1 : T::GROUPS;
+  static constexpr int SCALE_WORDS = Format::UE8M0 || Format::FP4 ? 1 : T::GROUPS;
   DEVICE void load_scales(u32 row, u32 (&words)[2][SCALE_WORDS]) const {
     static_assert(!Format::UE8M0 || T::GROUPS == 4 || T::GROUPS == 2, "a word or half a word");
 #pragma unroll
@@ -165,12 +178,9 @@ struct QkWarp {
     return Format::UE8M0 ? ue8m0(words[0] >> (8 * g) & 0xff) : __uint_as_float(words[Format::UE8M0 ? 0 : g]);
   }
 
-  static DEVICE float ue8m0(u32 exponent) {  // 2^(b - 127); 0 is a subnormal number, 255 stands for NaN
-    return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
-  }
-
   // Partial scores of the chunk over this warp's dimensions, tile slot by tile slot.
   DEVICE void scores(int stage, float (&partial)[M][4][4]) const {
+    const float code_scale = E2M1_UNIT * args.kv_global_scale;
 #pragma unroll
     for (int slot = 0; slot < 4; slot += TILES) {
 #pragma unroll
@@ -180,11 +190,12 @@ struct QkWarp {
 #pragma unroll
           for (int e = 0; e < 4; e++) partial[m][slot + i][e] = 0.f;
       u32 scales[TILES][2][SCALE_WORDS];
-      u32 codes_at[TILES];
+      u32 codes_at[TILES], scales_at[TILES];
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
-        load_scales(tile_row(stage, slot + i, pair() * 2), scales[i]);
-        codes_at[i] = tile_row(stage, slot + i, lane & 7) + (lane >> 3) * 16 + quarter * T::STEPS * 16;
+        if (!Format::FP4) load_scales(tile_row(stage, slot + i, pair() * 2), scales[i]);
+        codes_at[i] = tile_row(stage, slot + i, lane & 7) + (lane >> 3) * 16 + quarter * T::STEPS * 16 / CODES_PER_BYTE;
+        scales_at[i] = tile_row(stage, slot + i, quad()) + Format::SCALES + quarter * T::STEPS;
       }
       float product[M][TILES][4];
 #pragma unroll
@@ -193,9 +204,9 @@ struct QkWarp {
           rope_products(stage, slot, partial);
           continue;
         }
-        u32 codes[TILES][4];
+        KeyCodes<Format::FP4> codes[TILES];
 #pragma unroll
-        for (int i = 0; i < TILES; i++) ptx::ldmatrix_x4(codes[i], codes_at[i] + block * 64);
+        for (int i = 0; i < TILES; i++) codes[i].load(codes_at[i] + block * 64 / CODES_PER_BYTE, scales_at[i] + block * 4);
 #pragma unroll
         for (int z = 0; z < 4; z++) {
           const int step = block * 4 + z;
@@ -210,7 +221,7 @@ struct QkWarp {
 #pragma unroll
           for (int i = 0; i < TILES; i++) {
             u32 b0, b1;
-            ptx::e4m3_to_f16(codes[i][z], b0, b1);
+            codes[i].fragment(z, b0, b1);
 #pragma unroll
             for (int m = 0; m < M; m++) ptx::mma_f16(product[m][i], q.nope[m][step], b0, b1);
           }
@@ -218,7 +229,8 @@ struct QkWarp {
             const int g = step / T::STEPS_PER_GROUP;
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
-              const float even = scale_of(scales[i][0], g), odd = scale_of(scales[i][1], g);
+              const float even = Format::FP4 ? code_scale : scale_of(scales[i][0], g);
+              const float odd = Format::FP4 ? code_scale : scale_of(scales[i][1], g);
 #pragma unroll
               for (int m = 0; m < M; m++)
 #pragma unroll
@@ -265,7 +277,8 @@ struct QkWarp {
     for (int slot = 1; slot < 4; slot++)
 #pragma unroll
       for (int m = 0; m < M; m++)
-        ptx::store_f32x4(exchange + ((warp * 3 + slot - 1) * M + m) * T::EXCHANGE_SLOT, partial[m][slot]);
+        ptx::store_shared(exchange + ((warp * 3 + slot - 1) * M + m) * T::EXCHANGE_SLOT, partial[m][slot][0],
+                          partial[m][slot][1], partial[m][slot][2], partial[m][slot][3]);
     group_barrier();
     // Candidates 2*pair and 2*pair + 1 of tile `quarter`.
     const int candidate = quarter * 8 + pair() * 2;
@@ -360,7 +373,7 @@ struct QkWarp {
     }
   }
 
-  // Sums and references of the CTA's heads to shared memory: [4][HEADS] sums, [HEADS] references.
+  // Sums and references of the group's heads to shared memory, for state_of_head.
   DEVICE void store_sums() const {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -371,7 +384,22 @@ struct QkWarp {
         v += __shfl_xor_sync(~0u, v, 1);
         v += __shfl_xor_sync(~0u, v, 2);
         if (pair() == 0) ptx::store_f32(reduce_at(quarter, head), v);
-        if (pair() == 0 && quarter == 0) ptx::store_f32(shared + T::RESCALE_AT + head * 4, reference[m][r]);
+        if (pair() == 0 && quarter == 0) ptx::store_f32(shared + T::REFERENCE_AT + head * 4, reference[m][r]);
       }
   }
 };
+
+// A head's reference and its sum of 2^(logit - reference + WEIGHT_SHIFT).
+struct State {
+  float reference, sum;
+};
+
+template <class T>
+DEVICE State state_of_head(u32 shared, int head) {
+  State state = {ptx::load_f32(shared + T::REFERENCE_AT + head * 4), 0.f};
+#pragma unroll
+  for (int quarter = 0; quarter < 4; quarter++) {
+    state.sum += ptx::load_f32(shared + T::REDUCE_AT + (quarter * T::HEADS + head) * 4);
+  }
+  return state;
+}

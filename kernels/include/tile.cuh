@@ -21,12 +21,12 @@ struct Tile {
   static constexpr int PV_DIMS = Format::D_V / PV_WARPS;  // value dimensions of a PV warp
 
   // ---- K dimensions of a QK warp, in steps of 16: E4M3 steps, then its share of the RoPE lanes.
-  // Where the quantised dimensions do not make whole scale groups for four warps (dsv4: seven groups), the RoPE lanes
-  // stand in for the last group of the last warp.
-  static constexpr int STEPS_PER_GROUP = Format::GROUP / 16;
-  static constexpr bool ROPE_IS_LAST_GROUP = Format::QUANTISED / Format::GROUP % 4 != 0;
-  static constexpr int GROUPS = (Format::QUANTISED / Format::GROUP + 3) / 4;
-  static constexpr int STEPS = GROUPS * STEPS_PER_GROUP;
+  // Where the quantised dimensions do not make whole blocks of 64 for four warps (dsv4: seven blocks), the RoPE lanes stand
+  // in for the last block of the last warp.
+  static constexpr bool ROPE_IS_LAST_GROUP = Format::QUANTISED % 256 != 0;
+  static constexpr int STEPS = (Format::QUANTISED + (ROPE_IS_LAST_GROUP ? Format::ROPE : 0)) / 64;
+  static constexpr int STEPS_PER_GROUP = Format::FP4 ? 4 : Format::GROUP / 16;  // FP4: scales are in the operands
+  static constexpr int GROUPS = STEPS / STEPS_PER_GROUP;
   static constexpr int ROPE_STEPS = ROPE_IS_LAST_GROUP ? 0 : Format::ROPE / 64;
   // Candidate tiles that a QK warp computes at once, in independent accumulators.
   static constexpr int TILES_IN_FLIGHT = STEPS > 8 ? 1 : 2;
@@ -41,8 +41,10 @@ struct Tile {
   static constexpr int EXCHANGE_AT = WEIGHTS_AT + STAGES * WEIGHT_BYTES;            // [QK warp][3][TILES_PER_GROUP] tiles
   static constexpr int RESCALE_AT = EXCHANGE_AT + 12 * HEAD_TILES * EXCHANGE_SLOT;  // [STAGES][HEADS] f32
   static constexpr int REDUCE_AT = RESCALE_AT + STAGES * HEADS * 4;                 // [4][HEADS] f32
-  static constexpr int BARRIERS_AT = REDUCE_AT + 4 * HEADS * 4;                     // full, free, weighted: [3][STAGES] u64
-  static constexpr int RAISED_AT = BARRIERS_AT + 3 * STAGES * 8;                    // [STAGES] u32
+  static constexpr int REFERENCE_AT = REDUCE_AT + 4 * HEADS * 4;                    // [HEADS] f32
+  static constexpr int FACTOR_AT = REFERENCE_AT + HEADS * 4;                        // [HEADS] f32
+  static constexpr int BARRIERS_AT = FACTOR_AT + HEADS * 4;                         // full, free, weighted: [3][STAGES] u64, met
+  static constexpr int RAISED_AT = BARRIERS_AT + (3 * STAGES + 1) * 8;              // [STAGES] u32
   static constexpr int PRESENT_AT = RAISED_AT + STAGES * 4;                         // [STAGES][PV warp] u8
   static constexpr int SHARED_BYTES = PRESENT_AT + STAGES * PV_WARPS;
   static_assert(SHARED_BYTES <= 101376, "shared memory of a block on SM120");
@@ -51,16 +53,22 @@ struct Tile {
 
   // What completes a stage: every PV warp's bulk copies, and where footers are 8 bytes every row's small copy.
   static constexpr int FULL_ARRIVALS = PV_WARPS + (Format::FOOTER == 8 ? CHUNK : 0);
-  static constexpr u32 WARP_BULK_BYTES = ROWS_PER_WARP * (Format::COPY + (Format::FOOTER == 16 ? 16 : 0));
+  static constexpr u32 WARP_BULK_BYTES = ROWS_PER_WARP * (Format::COPY + (Format::FOOTER >= 16 ? Format::FOOTER : 0));
 
   static DEVICE u32 full(u32 shared, int stage) { return shared + BARRIERS_AT + stage * 8; }
   static DEVICE u32 free(u32 shared, int stage) { return shared + BARRIERS_AT + (STAGES + stage) * 8; }
   static DEVICE u32 weighted(u32 shared, int stage) { return shared + BARRIERS_AT + (2 * STAGES + stage) * 8; }
+  static DEVICE u32 met(u32 shared) { return shared + BARRIERS_AT + 3 * STAGES * 8; }
 };
 
 // Which token, heads and split a CTA serves.
 struct Place {
   int token, head_group, split;
+
+  // Row of partial values and states of one head.
+  DEVICE i64 partial_row(const DecodeArgs& args, int head) const {
+    return (static_cast<i64>(token) * args.num_heads + head) * args.all_splits + args.first_split + split;
+  }
 
   template <class T>
   static DEVICE Place of(const DecodeArgs& args) {

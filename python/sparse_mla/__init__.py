@@ -1,6 +1,7 @@
 """Sparse-MLA decode for DeepSeek-V3.2/V4, GLM-5.x and dots models.
 
 * What is supported, and why not: `SparseMLASm120DecodeConfig`, `supported_sparse_mla_sm120_configs`, `explain_decode`.
+* How a GPU decode would be launched: `plan_decode`, `known_devices`.
 * Packed KV caches: `pack_kv_cache`, `append_kv_cache`, `unpack_kv_cache`.
 * Attention: `decode`, `merge_states`.
 
@@ -10,6 +11,7 @@ Importing opens no driver and starts no thread.
 from sparse_mla._config import SparseMLASm120DecodeConfig, supported_sparse_mla_sm120_configs
 from sparse_mla._core import (
     DecodeSupport,
+    DeviceArray,
     DeviceError,
     UnsupportedError,
     __version__,
@@ -17,8 +19,10 @@ from sparse_mla._core import (
     decode,
     explain_decode,
     families,
+    known_devices,
     merge_states,
     pack_kv_cache,
+    plan_decode,
     show_config,
     unpack_kv_cache,
     warmup,
@@ -26,6 +30,7 @@ from sparse_mla._core import (
 
 __all__ = [
     "DecodeSupport",
+    "DeviceArray",
     "DeviceError",
     "SparseMLASm120DecodeConfig",
     "UnsupportedError",
@@ -34,8 +39,10 @@ __all__ = [
     "decode",
     "explain_decode",
     "families",
+    "known_devices",
     "merge_states",
     "pack_kv_cache",
+    "plan_decode",
     "show_config",
     "supported_sparse_mla_sm120_configs",
     "unpack_kv_cache",

@@ -18,6 +18,42 @@ class UnsupportedError(ValueError):
 class DeviceError(RuntimeError):
     """The GPU cannot be used: no driver, an old driver, no such device, or a driver call that failed."""
 
+@final
+class DeviceArray:
+    """A result on a CUDA device whose library could not be asked for an array, as jax's cannot.
+
+    Dense, row-major, in memory of its own; another library takes it over without a copy, as in
+    ``jax.numpy.from_dlpack(out)``, and its stream then waits for the result. The memory is freed with the last of its
+    owners, which waits for the device: callers in a hurry pass `out` and `lse`.
+
+    Source: `src/python/device_array.rs`.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the dimensions."""
+
+    @property
+    def dtype(self) -> str:
+        """``"bfloat16"``, ``"float16"`` or ``"float32"``."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule, as the array API standard describes it.
+
+        Raises:
+            BufferError: a copy or another device is asked for. ValueError: no CUDA stream.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """``(2, ordinal)``: CUDA."""
+
 @disjoint_base
 class ConfigQueries:
     """The queries of `SparseMLASm120DecodeConfig`, answered in Rust from its fields."""
@@ -152,6 +188,45 @@ def explain_decode(
     Source: `src/support.rs`.
     """
 
+def plan_decode(
+    family: str,
+    *,
+    num_heads: int,
+    topk: int,
+    compute_capability: tuple[int, int],
+    multiprocessors: int,
+    num_tokens: int = 1,
+    extra_topk: int = 0,
+    kv_cache_format: str = "fp8",
+    batch_invariant: bool = False,
+) -> dict[str, Any]:
+    """How `decode` would be launched on a GPU: the very plan that it makes. Needs no GPU.
+
+    Args:
+        family, num_heads, topk, num_tokens, extra_topk, kv_cache_format: as in `explain_decode`.
+        compute_capability: (major, minor) of the GPU.
+        multiprocessors: streaming multiprocessors of the GPU; `known_devices` has those of some products.
+        batch_invariant: as in `decode`.
+
+    Returns:
+        kernel (module/entry point), head_tile (heads of a CTA), head_tiles (of a token), chunk (candidates loaded at
+        once), chunks (of a row of full length), splits (CTAs that share the candidates of a token and head tile; more
+        than one are joined by a second kernel), grid (CTAs), threads (of a CTA), shared_bytes (of a CTA),
+        workspace_bytes (partial results of the splits).
+
+    Raises:
+        UnsupportedError: what `explain_decode` refuses for the GPU, with the same text.
+        TypeError, ValueError: a wrong type, an unknown word, or a number that no GPU has.
+
+    Source: `src/plan.rs`.
+    """
+
+def known_devices() -> dict[str, dict[str, Any]]:
+    """Some products whose facts `plan_decode` takes, by a word: name, compute_capability, multiprocessors.
+
+    Source: `src/known_devices.rs`.
+    """
+
 def decode(
     q: Any,
     kv_cache: Any,
@@ -187,7 +262,8 @@ def decode(
     Arrays are numpy's, or any with ``__dlpack__`` (torch, cupy, jax), read in place and all on one device: on the CPU
     they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on
     `stream`.
-    A GPU call allocates nothing and waits for nothing once the kernels are loaded, and can be captured in a CUDA graph.
+    With given buffers, or torch's or cupy's allocator, a GPU call allocates nothing and waits for nothing once the
+    kernels are loaded, and can be captured in a CUDA graph.
 
     Args:
         q: bfloat16 [T, H, d_qk] or [B, Q, H, d_qk], contiguous; numpy holds bfloat16 as uint16 bits or as
@@ -221,8 +297,9 @@ def decode(
             the library of `q`. None on the CPU.
 
     Returns:
-        `out` in the form of q (uint16 bits in, uint16 bits out; a torch tensor from torch), or the `out` passed in;
-        with `return_lse` a tuple ``(out, lse)``.
+        `out` in the form of q (uint16 bits in, uint16 bits out; a torch tensor from torch, a cupy array from cupy; on a
+        GPU a `DeviceArray` from every other library, jax included), or the `out` passed in; with `return_lse` a tuple
+        ``(out, lse)``.
 
     Raises:
         UnsupportedError: what `explain_decode` refuses, with the same text.
@@ -234,28 +311,35 @@ def decode(
     """
 
 def merge_states(
-    out_a: NDArray[Any],
-    lse_a: NDArray[np.float32],
-    out_b: NDArray[Any],
-    lse_b: NDArray[np.float32],
+    out_a: Any,
+    lse_a: Any,
+    out_b: Any,
+    lse_b: Any,
     *,
     lse_base: Literal["2", "e"] = "2",
-) -> tuple[NDArray[Any], NDArray[np.float32]]:
+) -> tuple[Any, Any]:
     """Joins two partial attention results over disjoint candidates, as decode context parallelism needs.
 
+    Arrays are those that `decode` takes, all on one device. On a CUDA device (capability 9.0 or newer) the work is
+    enqueued on the current stream of the library of `out_a`, waits for nothing, and can be captured in a CUDA graph
+    once `warmup` was called for any family.
+
     Args:
-        out_a, out_b: bfloat16 (uint16 bits or ml_dtypes), float16 or float32 [..., H, d_v], the same shape and dtype.
+        out_a, out_b: bfloat16 (uint16 bits or ml_dtypes), float16 or float32 [..., H, d_v], the same shape and dtype,
+            evenly strided over the leading dimensions.
         lse_a, lse_b: float32 [..., H] in `lse_base`; -inf marks a side without candidates, whose `out` is ignored.
             At most one side may have counted a sink.
         lse_base: ``"2"`` or ``"e"``.
 
     Returns:
-        ``(out, lse)``, new arrays in the dtype of `out_a` and float32.
+        ``(out, lse)``, new arrays in the dtype of `out_a` and float32, of its library or as `decode` makes them.
 
     Raises:
-        TypeError, ValueError: a wrong dtype, or shapes that do not match.
+        TypeError, ValueError: a wrong dtype, place or stride, or shapes that do not match.
+        UnsupportedError: the GPU's compute capability is below 9.0.
+        DeviceError: the GPU cannot be used, or its stream is being captured and the kernels are not loaded.
 
-    Source: `src/merge.rs`.
+    Source: `src/merge.rs`, `src/cuda/merge.rs`, `kernels/merge.cu`.
     """
 
 def pack_kv_cache(

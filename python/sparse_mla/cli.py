@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparse_mla
+from sparse_mla import _plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,9 +78,18 @@ def build_parser() -> argparse.ArgumentParser:
     json_flag(verb("families", show_families, "print the family table"))
     explaining = verb("explain", explain, "say whether decode serves a shape, and if not, every reason why")
     add_request(explaining)
+    add_device(explaining, "print how the GPU kernels would be launched, too")
+    explaining.add_argument("--multiprocessors", type=int, metavar="N", help="of that GPU, for --plan")
+    explaining.add_argument("--batch-invariant", action="store_true", help="plan for bits that no other row changes")
     json_flag(explaining)
-    json_flag(verb("show-config", show_config, "print facts about this build, its environment and the CUDA driver"))
-    demo = verb("demo", run_demo, "explain deployments, measure the error of every family on the CPU, plot it")
+    showing = verb("show-config", show_config, "print facts about this build, its environment and the CUDA driver")
+    add_device(showing, "print how usual shapes of every family are launched, too")
+    json_flag(showing)
+    demo = verb(
+        "demo",
+        run_demo,
+        "explain deployments, measure the error of every family on the CPU and on a GPU if there is one, plot it",
+    )
     demo.add_argument("--output", type=Path, default=Path("demo-output"), metavar="DIR", help="default: %(default)s")
     return parser
 
@@ -114,6 +124,18 @@ def add_request(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="X.Y",
         help="of a GPU, such as 12.0; left out: the CPU backend",
+    )
+
+
+def add_device(parser: argparse.ArgumentParser, summary: str) -> None:
+    """`--plan` and the product that it is for."""
+    parser.add_argument("--plan", action="store_true", help=summary)
+    products = sparse_mla.known_devices()
+    parser.add_argument(
+        "--device",
+        choices=products,
+        metavar="WORD",
+        help=f"GPU of the plan: {', '.join(products)}; default: the first here",
     )
 
 
@@ -152,17 +174,41 @@ def show_families(*, as_json: bool) -> int:
     return SUPPORTED
 
 
-def explain(family: str, *, as_json: bool, **request: Any) -> int:
+def explain(
+    family: str,
+    *,
+    as_json: bool,
+    plan: bool,
+    device: str | None,
+    multiprocessors: int | None,
+    batch_invariant: bool,
+    **request: Any,
+) -> int:
     """The verb `explain`."""
+    facts: dict[str, Any] = {}
+    planned = None
     try:
+        if not plan and (device is not None or multiprocessors is not None or batch_invariant):
+            raise _plans.DeviceChoiceError("--device, --multiprocessors and --batch-invariant are for --plan")
+        if plan:
+            facts = _plans.device_facts(device, request.get("compute_capability"), multiprocessors)
+            request["compute_capability"] = tuple(facts["compute_capability"])
         answer = sparse_mla.explain_decode(family, **request)
-    except ValueError as error:  # an unknown word, or an int beyond 64 bits
+        if plan and answer:
+            planned = _plans.plan_of_request(family, request, facts, batch_invariant=batch_invariant)
+    except (
+        ValueError,
+        _plans.DeviceChoiceError,
+    ) as error:  # an unknown word, an int beyond 64 bits, no GPU to plan for
         print(f"sparse-mla explain: error: {error}", file=sys.stderr)
         return USAGE
     if as_json:
-        print_json({name: getattr(answer, name) for name in answer.__match_args__})
+        shown = {name: getattr(answer, name) for name in answer.__match_args__}
+        print_json({**shown, "plan": planned} if plan else shown)
     elif answer:
         print(f"supported: {answer.kernel}")
+        if planned:
+            print_table([[name.replace("_", " "), plain(value)] for name, value in planned.items()], [])
     else:
         print("refused:")
         for reason in answer.reasons:
@@ -170,17 +216,34 @@ def explain(family: str, *, as_json: bool, **request: Any) -> int:
     return SUPPORTED if answer else REFUSED
 
 
-def show_config(*, as_json: bool) -> int:
+def show_config(*, as_json: bool, plan: bool, device: str | None) -> int:
     """The verb `show-config`."""
     config = sparse_mla.show_config()
+    plans: list[dict[str, Any]] = []
+    try:
+        if device is not None and not plan:
+            raise _plans.DeviceChoiceError("--device is for --plan")
+        facts = _plans.device_facts(device, None, None) if plan else {}
+        if plan:
+            plans = _plans.typical_plans(facts)
+    except (sparse_mla.UnsupportedError, _plans.DeviceChoiceError) as error:
+        print(f"sparse-mla show-config: error: {error}", file=sys.stderr)
+        return USAGE
     if as_json:
-        print_json(config)
+        print_json({**config, "plan": {"device": facts, "shapes": plans}} if plan else config)
         return SUPPORTED
     rows: list[list[str]] = []
     for name, value in config.items():
         inner = value if isinstance(value, dict) else {"": value}
         rows += [[f"{name} {key}".strip(), plain(fact)] for key, fact in inner.items()]
     print_table(rows, [])
+    if plan:
+        capability = ".".join(map(str, facts["compute_capability"]))
+        size = f"compute capability {capability}, {facts['multiprocessors']} multiprocessors"
+        print(f"\nplans for {facts['name']}: {size}\n")
+        print_table(
+            [[plain(cell) for cell in row.values()] for row in plans], [key.replace("_", " ") for key in plans[0]]
+        )
     return SUPPORTED
 
 

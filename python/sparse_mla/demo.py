@@ -1,4 +1,4 @@
-"""The demo: deployments explained, the error of every family measured on the CPU backend, and a plot of it."""
+"""The demo: deployments explained, the error of every family measured on the CPU and a GPU if there is one, a plot."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 import sparse_mla
+from sparse_mla import _demo_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,18 +143,24 @@ class Measurement:
     """`decode` against float64 attention over the latents before quantisation."""
     pack_ms: float
     decode_ms: float
+    gpu_error: float | None
+    """As `decode_error`, on the GPU; None where nothing ran on one."""
+    gpu_lse_error: float | None
+    gpu_us: float | None
 
 
 def run(output: Path) -> None:
     """Prints the tables; writes `errors.json` and, where matplotlib is installed, `errors.png` into `output`."""
     output.mkdir(parents=True, exist_ok=True)
-    print(f"sparse-mla {sparse_mla.__version__}. What is measured below ran on the CPU backend; no GPU was used.\n")
+    arrays, gpu = _demo_gpu.find()
+    where = f"on the CPU, and on {gpu}" if arrays else f"on the CPU; no GPU was used: {gpu}"
+    print(f"sparse-mla {sparse_mla.__version__}. What is measured below ran {where}.\n")
     print_deployments()
-    measurements = [measure(row) for row in sparse_mla.families()]
+    measurements = [measure(row, arrays) for row in sparse_mla.families()]
     print_measurements(measurements)
 
     facts = {
-        "backend": "cpu",
+        "gpu": gpu if arrays else None,
         "version": sparse_mla.__version__,
         "num_threads": sparse_mla.show_config()["num_threads"],
         "num_tokens": NUM_TOKENS,
@@ -230,23 +237,33 @@ def print_measurements(measurements: list[Measurement]) -> None:
         "decode vs exact\n(no quantisation)",
         "pack\nms",
         "decode\nms",
+        "GPU vs\nfloat64",
+        "GPU LSE\nerror",
+        "GPU\nus",
     ]
+    errors = [("decode error", [m.decode_error for m in measurements], ERROR_BOUND)]
+    errors += [("LSE error", [m.lse_error for m in measurements], LSE_BOUND)]
+    on_gpu = [m for m in measurements if m.gpu_us is not None]
+    if on_gpu:
+        errors += [("decode error on the GPU", [m.gpu_error or 0.0 for m in on_gpu], ERROR_BOUND)]
+        errors += [("LSE error on the GPU", [m.gpu_lse_error or 0.0 for m in on_gpu], LSE_BOUND)]
+    else:
+        headers = headers[:-3]
     print(
         f"Error of decode: {NUM_TOKENS} tokens, {NUM_HEADS} heads, topk {TOPK}, a cache of {NUM_SLOTS} tokens.\n"
         "Relative L2 of a float32 output against numpy in float64, over the dequantised cache, then over the latents.\n"
     )
-    formats = ("", "", "d", ".1e", ".1e", ".1e", ".1e", ".1f", ".2f")
-    print(tabulate([list(asdict(m).values()) for m in measurements], headers, tablefmt="simple", floatfmt=formats))
+    formats = ("", "", "d", ".1e", ".1e", ".1e", ".1e", ".1f", ".2f", ".1e", ".1e", ".1f")
+    rows = [list(asdict(m).values())[: len(headers)] for m in measurements]
+    print(tabulate(rows, headers, tablefmt="simple", floatfmt=formats, missingval="-"))
     print()
-    for name, largest, bound in (
-        ("decode error", max(m.decode_error for m in measurements), ERROR_BOUND),
-        ("LSE error", max(m.lse_error for m in measurements), LSE_BOUND),
-    ):
+    for name, values, bound in errors:
+        largest = max(values)
         print(f"Largest {name}: {largest:.1e}, {'within' if largest <= bound else 'ABOVE'} the bound of {bound:.0e}.")
 
 
-def measure(row: dict[str, Any]) -> Measurement:
-    """Packs, decodes and compares one row of the family table."""
+def measure(row: dict[str, Any], arrays: _demo_gpu.TorchArrays | _demo_gpu.CupyArrays | None) -> Measurement:
+    """Packs, decodes and compares one row of the family table; on a GPU, too, where `arrays` are made there."""
     rng = np.random.default_rng(2026)
     family: str = row["family"]
     latents = make_latents(rng, row)
@@ -281,6 +298,7 @@ def measure(row: dict[str, Any]) -> Measurement:
     expected, expected_lse = attention(q, seen, row["d_v"], sm_scale)
     rounded, _ = attention(q, seen, row["d_v"], sm_scale, in_fp8=True)
     exact, _ = attention(q, latents[used], row["d_v"], sm_scale)
+    gpu = _demo_gpu.decode(arrays, row["d_v"], q=q, family=family, sm_scale=sm_scale, **call) if arrays else None
     return Measurement(
         family=family,
         format=row["kv_cache_format"] if row["in_registry"] else f"{row['kv_cache_format']} extra",
@@ -291,6 +309,9 @@ def measure(row: dict[str, Any]) -> Measurement:
         exact_error=relative_l2(out, exact),
         pack_ms=median_ms(pack, 3),
         decode_ms=median_ms(decode, 5),
+        gpu_error=relative_l2(gpu.out, expected) if gpu else None,
+        gpu_lse_error=float(np.abs(gpu.lse - expected_lse).max()) if gpu else None,
+        gpu_us=gpu.us if gpu else None,
     )
 
 

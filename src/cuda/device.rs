@@ -18,13 +18,17 @@ pub static MODULES: &[(&str, &str)] = &[
     ("dsv3_2", include_str!("../../kernels/ptx/dsv3_2.ptx")),
     ("dsv4", include_str!("../../kernels/ptx/dsv4.ptx")),
     ("dsv4_1", include_str!("../../kernels/ptx/dsv4_1.ptx")),
+    ("dsv4_1_fp4", include_str!("../../kernels/ptx/dsv4_1_fp4.ptx")),
     ("dsv4_1_inline", include_str!("../../kernels/ptx/dsv4_1_inline.ptx")),
+    ("dsv4_1_inline_fp4", include_str!("../../kernels/ptx/dsv4_1_inline_fp4.ptx")),
+    ("dsv4_nvfp4", include_str!("../../kernels/ptx/dsv4_nvfp4.ptx")),
     ("glm53_nope", include_str!("../../kernels/ptx/glm53_nope.ptx")),
+    ("glm_nsa_nvfp4", include_str!("../../kernels/ptx/glm_nsa_nvfp4.ptx")),
     ("merge", include_str!("../../kernels/ptx/merge.ptx")),
 ];
 
-/// Entry points of the module that joins splits.
-pub(super) const MERGE_ENTRIES: [&str; 2] = ["merge_few", "merge_many"];
+/// Entry points of the module that joins splits and partial results.
+pub(super) const MERGE_ENTRIES: [&str; 3] = ["merge_few", "merge_many", "merge_states"];
 
 static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 /// Held while a device or module is opened, never across a launch.
@@ -98,16 +102,20 @@ impl Device {
         &self.facts
     }
 
-    /// Loads everything that decodes of a family need, so that later calls load nothing. Not on a capturing thread.
+    /// The primary context.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.context.0
+    }
+
+    /// Loads everything that decodes of a family and merges need, so that later calls load nothing. Not on a capturing thread.
     pub fn warm_up(&self, spec: &FamilySpec) -> Result<(), Error> {
-        let Some(module) = spec.module else {
-            let format = spec.format;
-            let accepted = "a format with a GPU kernel ('fp8')";
-            return Err(Error::value("kv_cache_format", accepted, format!("'{format}' of family {}", spec.family)));
-        };
         let _context = self.enter()?;
-        for entry in KERNELS.iter().filter(|kernel| kernel.module == module).map(|kernel| kernel.entry) {
-            self.function(module, entry, std::ptr::null_mut())?;
+        let secondary = spec.secondary.iter().map(|format| FamilySpec::find(spec.family, *format));
+        for spec in std::iter::once(Ok(spec)).chain(secondary) {
+            let module = spec?.module;
+            for kernel in KERNELS.iter().filter(|kernel| kernel.module == module) {
+                self.function(module, kernel.entry, std::ptr::null_mut())?;
+            }
         }
         for entry in MERGE_ENTRIES {
             self.function("merge", entry, std::ptr::null_mut())?;
@@ -147,6 +155,15 @@ impl Device {
         }
     }
 
+    /// Whether work given to `stream` is being captured.
+    ///
+    /// # Safety
+    /// `stream` must be a live stream of this device's primary context (null: its default stream).
+    pub unsafe fn is_capturing(&self, stream: sys::CUstream) -> Result<bool, Error> {
+        let _context = self.enter()?;
+        is_capturing(stream)
+    }
+
     /// An entry point, whose module is loaded at first use. Refused on a capturing stream while the module is cold.
     pub(super) fn function(&self, module: &str, entry: &str, stream: sys::CUstream) -> Result<sys::CUfunction, Error> {
         let missing = || Error::Device(format!("module {module} has no entry point {entry}"));
@@ -181,12 +198,17 @@ impl Drop for ContextGuard {
     }
 }
 
-/// A kernel is not loaded for a stream whose work is being captured.
-fn refuse_while_capturing(stream: sys::CUstream) -> Result<(), Error> {
+/// Whether work given to a stream of the current context is being captured.
+pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, Error> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: `status` is a valid place; the stream is the caller's.
     unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result().map_err(refused("cuStreamIsCapturing"))?;
-    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// A kernel is not loaded for a stream whose work is being captured.
+fn refuse_while_capturing(stream: sys::CUstream) -> Result<(), Error> {
+    if !is_capturing(stream)? {
         return Ok(());
     }
     let first = "call warmup() for this family before the capture";

@@ -59,6 +59,7 @@ pub(super) fn open() -> Result<DriverVersion, Error> {
              or newer"
         )));
     }
+    require_symbols(FIRST_SYMBOLS)?;
     result::init().map_err(refused("cuInit"))?;
     let mut version = 0;
     // SAFETY: `version` is a valid place for one int.
@@ -68,7 +69,45 @@ pub(super) fn open() -> Result<DriverVersion, Error> {
         let text = format!("the CUDA driver must support CUDA {MIN_VERSION} or newer, found one for CUDA {version}");
         return Err(Error::Device(text));
     }
+    require_symbols(SYMBOLS)?;
     Ok(version)
+}
+
+/// What is called before the version is known: any driver has it.
+const FIRST_SYMBOLS: &[&str] = &["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"];
+/// Everything else that is called. cudarc panics when it calls what a library lacks; here it is an error.
+const SYMBOLS: &[&str] = &[
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRetain",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuFuncSetAttribute",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuModuleGetFunction",
+    "cuModuleLoadDataEx",
+    "cuStreamIsCapturing",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+fn require_symbols(symbols: &[&str]) -> Result<(), Error> {
+    for symbol in symbols {
+        // SAFETY: the library is present; the symbol is looked up, not called.
+        if unsafe { sys::culib().get::<*const ()>(symbol.as_bytes()) }.is_err() {
+            let found = "the library found as libcuda is not NVIDIA's driver, or a damaged one";
+            return Err(Error::Device(format!("{found}: it has no {symbol}")));
+        }
+    }
+    Ok(())
 }
 
 /// Describes one device.

@@ -8,7 +8,7 @@ use super::args::{CandidateArgs, DecodeArgs};
 use super::device::Device;
 use super::driver::refused;
 use super::workspace::Workspace;
-use crate::plan::{DecodePlan, FEW_SPLITS};
+use crate::plan::{DecodePlan, FEW_SPLITS, Kernel};
 use crate::{Error, LseBase, PageLayout, Placement};
 
 /// Threads of a block of `merge_many`, and value dimensions it serves.
@@ -76,6 +76,8 @@ pub struct DecodeOnDevice {
     pub sm_scale: f32,
     /// Base of `lse`.
     pub lse_base: LseBase,
+    /// What every quantised value of a glm_nsa NVFP4 cache is multiplied by; 1 elsewhere.
+    pub kv_global_scale: f32,
 }
 
 impl Device {
@@ -96,54 +98,79 @@ impl Device {
         workspace: Workspace,
         stream: CUstream,
     ) -> Result<(), Error> {
-        let mut launches = decode_launches(plan, decode, workspace)?;
         let _context = self.enter()?;
-        // Every module is loaded before anything is enqueued.
-        let mut functions = [std::ptr::null_mut(); 2];
-        for (function, launch) in functions.iter_mut().zip(launches.iter().flatten()) {
-            *function = self.function(launch.module, launch.entry, stream)?;
-        }
-        for (function, launch) in functions.into_iter().zip(launches.iter_mut().flatten()) {
-            // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
-            unsafe { launch.enqueue(function, stream) }?;
+        let mut functions = None;
+        for mut launches in decode_launches(plan, decode, workspace)? {
+            let functions = match functions {
+                Some(functions) => functions,
+                // Every module is loaded before anything is enqueued.
+                None => *functions.insert(self.functions(&launches, stream)?),
+            };
+            for (function, launch) in functions.into_iter().zip(launches.iter_mut().flatten()) {
+                // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
+                unsafe { launch.enqueue(function, stream) }?;
+            }
         }
         Ok(())
     }
+
+    fn functions(&self, launches: &Launches, stream: CUstream) -> Result<[sys::CUfunction; 3], Error> {
+        let mut functions = [std::ptr::null_mut(); 3];
+        for (function, launch) in functions.iter_mut().zip(launches.iter().flatten()) {
+            *function = self.function(launch.module, launch.entry, stream)?;
+        }
+        Ok(functions)
+    }
 }
 
-/// What [`Device::decode`] enqueues, in this order: the decode kernel, and if there are splits the kernel that joins them.
-/// Asks no driver.
+/// The launches of a pass, in their order: the decode kernel, that of a secondary cache with other records, and if there
+/// are splits the kernel that joins them.
+pub type Launches = [Option<Launch>; 3];
+
+/// What [`Device::decode`] enqueues, pass by pass; the entry points are the same in each. Asks no driver.
 ///
 /// # Errors
-/// [`Error::Value`] if the workspace is too small or the grid too large.
+/// [`Error::Value`] if the workspace is too small or a grid too large.
 pub fn decode_launches(
     plan: &DecodePlan,
     decode: &DecodeOnDevice,
     workspace: Workspace,
-) -> Result<[Option<Launch>; 2], Error> {
-    if plan.num_tokens == 0 {
-        return Ok([None, None]);
-    }
+) -> Result<impl Iterator<Item = Launches>, Error> {
     let needed = plan.workspace_bytes();
     if workspace.bytes < needed {
         return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
     }
-    let grid = u32::try_from(plan.grid())
-        .ok()
-        .filter(|grid| *grid <= i32::MAX as u32)
-        .ok_or_else(|| Error::value("q", "small enough for one launch", format!("{} CTAs", plan.grid())))?;
+    let grid = plan.head_tiles() * plan.tokens_per_pass * plan.all_splits();
+    if grid > i32::MAX as usize {
+        return Err(Error::value("q", "small enough for one launch", format!("{grid} CTAs")));
+    }
+    let (plan, decode) = (*plan, *decode);
+    Ok((0..plan.passes()).map(move |pass| {
+        let first = pass * plan.tokens_per_pass;
+        let num_tokens = plan.tokens_per_pass.min(plan.num_tokens - first);
+        pass_launches(&DecodePlan { num_tokens, ..plan }, &decode.from_token(&plan, first), workspace)
+    }))
+}
+
+/// The launches for the tokens of one pass.
+fn pass_launches(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -> Launches {
     let args = arguments(plan, decode, workspace);
-    let kernel = plan.kernel;
-    let first = Launch {
+    let decode_launch = |kernel: &'static Kernel, args: DecodeArgs| Launch {
         module: kernel.module,
         entry: kernel.entry,
-        grid: [grid, 1],
+        grid: [(plan.head_tiles() * plan.num_tokens) as u32 * args.splits as u32, 1],
         threads: kernel.threads as u32,
         shared_bytes: kernel.shared_bytes as u32,
-        after_previous: false,
+        after_previous: args.first_split > 0,
         parameters: Parameters::Decode(args),
     };
-    let join = match plan.splits {
+    let extra = plan.extra.map(|extra| {
+        let splits = extra.splits as i32;
+        let of_extra = DecodeArgs { main: args.extra, extra: CandidateArgs::NONE, splits, first_split: args.splits, ..args };
+        decode_launch(extra.kernel, of_extra)
+    });
+    let main = if plan.extra.is_some() { DecodeArgs { extra: CandidateArgs::NONE, ..args } } else { args };
+    let join = match plan.all_splits() {
         1 => None,
         few if few <= FEW_SPLITS => Some(("merge_few", 1, plan.d_v / 4)),
         _ => Some(("merge_many", plan.d_v / MERGE_MANY_DIMS, MERGE_MANY_THREADS)),
@@ -157,7 +184,35 @@ pub fn decode_launches(
         after_previous: true,
         parameters: Parameters::Join(args, plan.d_v as i32),
     });
-    Ok([Some(first), join])
+    match extra {
+        Some(extra) => [Some(decode_launch(plan.kernel, main)), Some(extra), join],
+        None => [Some(decode_launch(plan.kernel, main)), join, None],
+    }
+}
+
+impl DecodeOnDevice {
+    /// The same without the tokens before `first`.
+    fn from_token(&self, plan: &DecodePlan, first: usize) -> Self {
+        let ahead = |pointer: CUdeviceptr, bytes: u64| match pointer {
+            0 => 0,
+            // Strides may be negative.
+            pointer => pointer.wrapping_add((first as u64).wrapping_mul(bytes)),
+        };
+        let candidates = |candidates: &CandidatesOnDevice| CandidatesOnDevice {
+            indices: ahead(candidates.indices, 4 * candidates.indices_stride as u64),
+            lengths: ahead(candidates.lengths, 4),
+            ..*candidates
+        };
+        let out_bytes = if self.out_type == OutType::F32 { 4 } else { 2 };
+        Self {
+            q: ahead(self.q, (plan.num_heads * self.main.cache.layout.row().d_qk() * 2) as u64),
+            main: candidates(&self.main),
+            extra: self.extra.as_ref().map(candidates),
+            out: ahead(self.out, out_bytes * self.out_strides[0] as u64),
+            lse: ahead(self.lse, 4 * self.lse_stride as u64),
+            ..*self
+        }
+    }
 }
 
 fn arguments(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -> DecodeArgs {
@@ -177,11 +232,13 @@ fn arguments(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspace) -
         num_tokens: plan.num_tokens as i32,
         num_heads: plan.num_heads as i32,
         splits: plan.splits as i32,
+        first_split: 0,
+        all_splits: plan.all_splits() as i32,
         scale_log2: decode.sm_scale * std::f32::consts::LOG2_E,
         out_type: decode.out_type as i32,
         lse_natural: i32::from(decode.lse_base == LseBase::E),
         out_aligned: i32::from(out_aligned(decode)),
-        reserved: 0,
+        kv_global_scale: decode.kv_global_scale,
     }
 }
 

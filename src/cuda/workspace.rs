@@ -1,9 +1,9 @@
 //! Workspaces: device memory for the partial results of splits.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::device::{Device, RelaxedCapture};
 use super::driver::refused;
@@ -19,7 +19,7 @@ pub struct Workspace {
 }
 
 /// Ours, by device and stream: launches of one stream follow one another and may share.
-static OWN: Mutex<Option<HashMap<(usize, usize), Workspace>>> = Mutex::new(None);
+static OWN: Mutex<FxHashMap<(usize, usize), Workspace>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 
 impl Workspace {
     /// No memory.
@@ -33,7 +33,6 @@ impl Workspace {
         }
         let key = (device.ordinal(), stream as usize);
         let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = own.get_or_insert_with(HashMap::new);
         let present = own.get(&key).copied().unwrap_or(Self::EMPTY);
         if present.bytes >= bytes {
             return Ok(present);

@@ -1,5 +1,7 @@
 //! Scalar arguments, whose wrong types are refused by name.
 
+use std::borrow::Cow;
+
 use num_bigint::BigInt;
 use pyo3::prelude::*;
 
@@ -15,11 +17,14 @@ pub(super) trait Scalar: Sized {
     fn of(object: &Bound<'_, PyAny>) -> Option<Self>;
 }
 
-impl Scalar for String {
+/// A word: of the caller, or a default, which costs nothing.
+pub(super) type Word = Cow<'static, str>;
+
+impl Scalar for Word {
     const EXPECTED: &'static str = "a str";
 
     fn of(object: &Bound<'_, PyAny>) -> Option<Self> {
-        object.extract().ok()
+        object.extract().ok().map(Self::Owned)
     }
 }
 
@@ -100,8 +105,8 @@ pub(super) fn type_name(object: &Bound<'_, PyAny>) -> String {
 }
 
 /// The default value of a str argument.
-pub(super) fn word(text: &str) -> Argument<String> {
-    Argument::Right(text.into())
+pub(super) fn word(text: &'static str) -> Argument<Word> {
+    Argument::Right(Cow::Borrowed(text))
 }
 
 /// The default value of an int argument.

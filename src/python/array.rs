@@ -51,6 +51,32 @@ impl DType {
             Self::F32 => "float32",
         }
     }
+
+    /// The name alone.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            other => other.as_str(),
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn itemsize(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    /// The name in numpy, which has no bfloat16 but its bits.
+    pub fn numpy_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "uint16",
+            other => other.as_str(),
+        }
+    }
 }
 
 /// A Rust type that views an array's elements.
@@ -73,6 +99,8 @@ pub(super) struct Array<'py> {
     pub shape: Vec<usize>,
     /// In bytes.
     pub strides: Vec<isize>,
+    /// From the first to the last byte of any element.
+    byte_range: Range<usize>,
     imported: Imported,
 }
 
@@ -111,7 +139,8 @@ impl<'py> Array<'py> {
             let got = format!("address {:p} and strides {strides:?}", imported.data);
             return Err(Error::value(name, format!("aligned to its {itemsize}-byte elements"), got).into());
         }
-        Ok(Self { name, object: object.clone(), dtype, shape, strides, imported })
+        let byte_range = byte_range(imported.data as usize, itemsize, &shape, &strides);
+        Ok(Self { name, object: object.clone(), dtype, shape, strides, byte_range, imported })
     }
 
     /// The same memory again; `self` keeps it alive for its library, as `object` does.
@@ -122,6 +151,7 @@ impl<'py> Array<'py> {
             dtype: self.dtype,
             shape: self.shape.clone(),
             strides: self.strides.clone(),
+            byte_range: self.byte_range.clone(),
             imported: self.imported.alias(),
         }
     }
@@ -152,15 +182,29 @@ impl<'py> Array<'py> {
 
     /// Refuses strides other than those of a dense row-major array.
     pub fn require_contiguous(&self) -> Result<(), Error> {
-        let mut dense = self.imported.itemsize as isize;
-        for (length, stride) in self.shape.iter().zip(&self.strides).rev() {
-            if *length > 1 && *stride != dense && !self.is_empty() {
-                let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
-                return Err(Error::value(self.name, "contiguous", got));
-            }
-            dense *= *length as isize;
+        if self.is_contiguous() {
+            return Ok(());
         }
-        Ok(())
+        let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
+        Err(Error::value(self.name, "contiguous", got))
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let mut dense = self.imported.itemsize as isize;
+        self.is_empty()
+            || self.shape.iter().zip(&self.strides).rev().all(|(length, stride)| {
+                let fits = *length <= 1 || *stride == dense;
+                dense *= *length as isize;
+                fits
+            })
+    }
+
+    /// Refuses negative strides.
+    pub fn require_non_negative_strides(&self) -> Result<(), Error> {
+        match self.strides.iter().any(|stride| *stride < 0) {
+            true => Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides))),
+            false => Ok(()),
+        }
     }
 
     /// Refuses a last dimension with gaps, and negative strides anywhere.
@@ -176,6 +220,9 @@ impl<'py> Array<'py> {
 
     /// Refuses elements that share bytes with one another.
     pub fn require_no_self_overlap(&self) -> Result<(), Error> {
+        if self.is_contiguous() {
+            return Ok(());
+        }
         let mut axes: Vec<_> = self.shape.iter().zip(&self.strides).filter(|(length, _)| **length > 1).collect();
         axes.sort_unstable_by_key(|(_, stride)| **stride);
         let mut extent = self.imported.itemsize as isize;
@@ -191,7 +238,7 @@ impl<'py> Array<'py> {
 
     /// Refuses bytes shared with `other`.
     pub fn require_apart_from(&self, other: &Self) -> PyResult<()> {
-        let (mine, theirs) = (self.byte_range(), other.byte_range());
+        let (mine, theirs) = (&self.byte_range, &other.byte_range);
         if mine.start >= theirs.end || theirs.start >= mine.end {
             return Ok(());
         }
@@ -219,32 +266,24 @@ impl<'py> Array<'py> {
         py.import("numpy")?.call_method1("asarray", (namespace,))
     }
 
-    fn byte_range(&self) -> Range<usize> {
-        let start = self.imported.data as usize;
-        if self.is_empty() {
-            return start..start;
-        }
-        let (mut low, mut high) = (0isize, self.imported.itemsize as isize);
-        for (length, stride) in self.shape.iter().zip(&self.strides) {
-            let reach = stride * (*length as isize - 1);
-            low += reach.min(0);
-            high += reach.max(0);
-        }
-        start.wrapping_add_signed(low)..start.wrapping_add_signed(high)
-    }
-
     /// The leading dimensions before the last `kept` ones as one, which their strides must allow.
     pub fn flatten_leading(mut self, kept: usize) -> Result<Self, Error> {
         let leading = self.shape.len() - kept;
-        let mut axes: Vec<(usize, isize)> =
-            self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading).collect();
-        let tokens = axes.iter().map(|(length, _)| length).product();
-        axes.retain(|(length, _)| *length != 1);
-        if tokens != 0 && !axes.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0 as isize) {
+        if leading == 1 {
+            if self.shape[0] == 1 {
+                self.strides[0] = 0;
+            }
+            return Ok(self);
+        }
+        let axes = || self.shape.iter().copied().zip(self.strides.iter().copied()).take(leading);
+        let tokens = axes().map(|(length, _)| length).product();
+        let longer = || axes().filter(|(length, _)| *length != 1);
+        let even = longer().zip(longer().skip(1)).all(|(outer, inner)| outer.1 == inner.1 * inner.0 as isize);
+        if tokens != 0 && !even {
             let got = format!("shape {:?} with strides of {:?} bytes", self.shape, self.strides);
             return Err(Error::value(self.name, "evenly strided over its leading dimensions", got));
         }
-        let stride = axes.last().map_or(0, |(_, stride)| *stride);
+        let stride = longer().next_back().map_or(0, |(_, stride)| stride);
         self.shape.splice(..leading, [tokens]);
         self.strides.splice(..leading, [stride]);
         Ok(self)
@@ -284,9 +323,7 @@ impl<'py> Array<'py> {
             return Err(Error::wrong_type(self.name, T::DTYPE.as_str(), self.dtype.as_str()));
         }
         let ranks = || Error::value(self.name, format!("{N}-dimensional"), format!("shape {:?}", self.shape));
-        if self.strides.iter().any(|stride| *stride < 0) {
-            return Err(Error::value(self.name, "non-negatively strided", format!("{:?}", self.strides)));
-        }
+        self.require_non_negative_strides()?;
         let shape: [Ix; N] = self.shape.clone().try_into().map_err(|_| ranks())?;
         let elements: Vec<Ix> = self.strides.iter().map(|stride| *stride as usize / self.imported.itemsize).collect();
         let strides: [Ix; N] = elements.try_into().map_err(|_| ranks())?;
@@ -305,7 +342,7 @@ impl<'py> Array<'py> {
 
     /// All bytes from the first to the last element.
     pub fn bytes(&self) -> &[u8] {
-        let range = self.byte_range();
+        let range = &self.byte_range;
         // SAFETY: the range lies inside the memory that the array describes and keeps alive, all of it initialised.
         unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) }
     }
@@ -313,8 +350,21 @@ impl<'py> Array<'py> {
     /// All bytes from the first to the last element, to write.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         self.require_writeable()?;
-        let range = self.byte_range();
+        let range = &self.byte_range;
         // SAFETY: as in `bytes`, and the array is writeable.
         Ok(unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len()) })
     }
+}
+
+fn byte_range(start: usize, itemsize: usize, shape: &[usize], strides: &[isize]) -> Range<usize> {
+    let (mut low, mut high) = (0isize, itemsize as isize);
+    for (length, stride) in shape.iter().zip(strides) {
+        if *length == 0 {
+            return start..start;
+        }
+        let reach = stride * (*length as isize - 1);
+        low += reach.min(0);
+        high += reach.max(0);
+    }
+    start.wrapping_add_signed(low)..start.wrapping_add_signed(high)
 }

@@ -5,7 +5,7 @@ use numpy::{PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::argument::{Argument, int, word};
+use super::argument::{Argument, Word, int, word};
 use super::array::{Array, DType, ViewElement};
 use super::int::Int;
 use super::support::geometry;
@@ -32,9 +32,9 @@ macro_rules! with_latent_type {
                          row_stride=None, kv_global_scale=1.0)")]
 pub(super) fn pack_kv_cache<'py>(
     latent: &Bound<'py, PyAny>,
-    family: Argument<String>,
+    family: Argument<Word>,
     page_block_size: Argument<Int>,
-    kv_cache_format: Argument<String>,
+    kv_cache_format: Argument<Word>,
     page_stride: Option<Argument<Int>>,
     row_stride: Option<Argument<Int>>,
     kv_global_scale: Argument<f64>,
@@ -83,8 +83,8 @@ pub(super) fn append_kv_cache(
     latent: &Bound<'_, PyAny>,
     slot_mapping: &Bound<'_, PyAny>,
     cache: &Bound<'_, PyAny>,
-    family: Argument<String>,
-    kv_cache_format: Argument<String>,
+    family: Argument<Word>,
+    kv_cache_format: Argument<Word>,
     kv_global_scale: Argument<f64>,
 ) -> PyResult<()> {
     let spec = spec_of(family, kv_cache_format)?;
@@ -119,8 +119,8 @@ fn append<T: ViewElement + Element>(
        text_signature = "(cache, *, family, kv_cache_format='fp8', kv_global_scale=1.0)")]
 pub(super) fn unpack_kv_cache<'py>(
     cache: &Bound<'py, PyAny>,
-    family: Argument<String>,
-    kv_cache_format: Argument<String>,
+    family: Argument<Word>,
+    kv_cache_format: Argument<Word>,
     kv_global_scale: Argument<f64>,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let py = cache.py();
@@ -136,7 +136,7 @@ pub(super) fn unpack_kv_cache<'py>(
     Ok(out)
 }
 
-fn spec_of(family: Argument<String>, kv_cache_format: Argument<String>) -> Result<&'static FamilySpec, Error> {
+fn spec_of(family: Argument<Word>, kv_cache_format: Argument<Word>) -> Result<&'static FamilySpec, Error> {
     FamilySpec::find(family.named("family")?.parse()?, kv_cache_format.named("kv_cache_format")?.parse()?)
 }
 

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFrozenSet, PyTuple};
 
-use super::argument::{Argument, Scalar, int, type_name};
+use super::argument::{Argument, Scalar, Word, int, type_name};
 use super::int::Int;
 use crate::{DecodeConfig, Error, KvCacheFormat};
 
@@ -103,10 +103,7 @@ fn config_of_fields(instance: &Bound<'_, ConfigQueries>) -> PyResult<DecodeConfi
         topks: set_field("topks", &field("topks")?)?,
         min_topk: scalar_field("min_topk", &field("min_topk")?)?,
         max_num_heads: scalar_field("max_num_heads", &field("max_num_heads")?)?,
-        kv_cache_format: KvCacheFormat::primary(&scalar_field::<String>(
-            "kv_cache_format",
-            &field("kv_cache_format")?,
-        )?)?,
+        kv_cache_format: KvCacheFormat::primary(&scalar_field::<Word>("kv_cache_format", &field("kv_cache_format")?)?)?,
         bytes_per_token: scalar_field("bytes_per_token", &field("bytes_per_token")?)?,
         head_counts: match field("head_counts")? {
             counts if counts.is_none() => None,

@@ -5,7 +5,7 @@ use ndarray::{ArrayView1, ArrayView2};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::argument::{Argument, word};
+use super::argument::{Argument, Word, word};
 use super::array::{Array, DType, Place, ViewElement};
 use super::import::{Importer, stream_handle};
 use super::output;
@@ -33,9 +33,9 @@ pub(super) fn decode<'py>(
     q: &Bound<'py, PyAny>,
     kv_cache: &Bound<'py, PyAny>,
     indices: &Bound<'py, PyAny>,
-    family: Argument<String>,
+    family: Argument<Word>,
     sm_scale: Argument<f64>,
-    kv_cache_format: Argument<String>,
+    kv_cache_format: Argument<Word>,
     topk_length: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
     extra_kv_cache: Option<&Bound<'py, PyAny>>,
@@ -45,8 +45,8 @@ pub(super) fn decode<'py>(
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     return_lse: Argument<bool>,
-    lse_base: Argument<String>,
-    compute_precision: Argument<String>,
+    lse_base: Argument<Word>,
+    compute_precision: Argument<Word>,
     batch_invariant: Argument<bool>,
     kv_global_scale: Argument<f64>,
     workspace: Option<&Bound<'py, PyAny>>,

@@ -1,16 +1,19 @@
 //! Arrays of other libraries: numpy's own, and everything that speaks DLPack. Nothing is copied.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::borrow::Cow;
+use std::cell::{Cell, OnceCell};
 use std::ffi::c_void;
 
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
 use dlpark::python::consumer::exchange::ExchangeApi;
 use dlpark::python::consumer::stream::cuda as cuda_stream_argument;
 use dlpark::python::{DlpackStream, ImportRequest, ImportedDlpack, StreamArg};
-use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods, npyffi::flags::NPY_ARRAY_WRITEABLE};
+use numpy::npyffi::{NPY_TYPES, flags::NPY_ARRAY_WRITEABLE};
+use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use super::argument::type_name;
 use super::array::{DType, Place};
@@ -20,7 +23,7 @@ use crate::Error;
 pub(super) struct Imported {
     /// None: a type that no argument has; `dtype_name` says which.
     pub dtype: Option<DType>,
-    pub dtype_name: String,
+    pub dtype_name: Cow<'static, str>,
     pub shape: Vec<usize>,
     /// In bytes.
     pub strides: Vec<isize>,
@@ -37,7 +40,7 @@ impl Imported {
     pub fn alias(&self) -> Self {
         Self {
             dtype: self.dtype,
-            dtype_name: String::new(),
+            dtype_name: Cow::Borrowed(""),
             shape: Vec::new(),
             strides: Vec::new(),
             data: self.data,
@@ -55,17 +58,19 @@ pub(super) struct Importer {
     stream: Cell<Option<usize>>,
     /// Where arrays must live; None: not known before the first.
     place: Cell<Option<Place>>,
+    /// The first exchange table and the type it came from: the arrays of a call are mostly of one type.
+    exchange: OnceCell<(Py<PyType>, ExchangeApi)>,
 }
 
 impl Importer {
     /// For calls that serve host arrays only.
     pub fn host_only() -> Self {
-        Self { stream: Cell::new(None), place: Cell::new(Some(Place::Host)) }
+        Self { place: Cell::new(Some(Place::Host)), ..Self::on_stream(None) }
     }
 
     /// For calls that serve CUDA arrays on a stream (None: the current one).
     pub fn on_stream(stream: Option<usize>) -> Self {
-        Self { stream: Cell::new(stream), place: Cell::new(None) }
+        Self { stream: Cell::new(stream), place: Cell::new(None), exchange: OnceCell::new() }
     }
 
     /// The stream that the imported arrays are ready on; 0: the default stream.
@@ -94,7 +99,10 @@ impl Importer {
         if let Ok(array) = object.cast::<PyUntypedArray>() {
             return of_numpy(array);
         }
-        if let Some(api) = ExchangeApi::from_object(object.as_borrowed())? {
+        let kind = object.get_type();
+        let known = self.exchange.get().filter(|(known, _)| known.is(&kind)).map(|(_, api)| api);
+        let found = if known.is_none() { ExchangeApi::from_object(object.as_borrowed())? } else { None };
+        if let Some(api) = known.or(found.as_ref()) {
             let (imported, producer) = api.with_tensor_view_no_sync(object.as_borrowed(), |tensor, stream| {
                 // SAFETY: the view's shape and strides are valid in this callback.
                 (unsafe { of_tensor(name, tensor) }, stream as usize)
@@ -103,6 +111,9 @@ impl Importer {
             self.require_place(name, imported.place)?; // before a stream of another device is met
             if let Place::Cuda(ordinal) = imported.place {
                 self.order_after(ordinal, producer)?;
+            }
+            if let Some(api) = found {
+                let _ = self.exchange.set((kind.unbind(), api));
             }
             return Ok(imported);
         }
@@ -214,19 +225,28 @@ fn of_numpy(array: &Bound<'_, PyUntypedArray>) -> PyResult<Imported> {
         let header = array.as_array_ptr();
         ((*header).fields.data.cast::<u8>(), (*header).fields.flags)
     };
-    let dtype = match descr.typeobj().name()?.to_str()? {
+    let of_another_library = descr.num() >= NPY_TYPES::NPY_USERDEF as i32;
+    let known = match (descr.kind(), descr.itemsize()) {
         _ if !native => None,
-        "uint8" => Some(DType::U8),
-        "int32" => Some(DType::I32),
-        "int64" => Some(DType::I64),
-        "uint16" | "bfloat16" => Some(DType::Bf16),
-        "float16" => Some(DType::F16),
-        "float32" => Some(DType::F32),
+        _ if of_another_library => {
+            (descr.typeobj().name()?.to_str()? == "bfloat16").then_some((DType::Bf16, "bfloat16"))
+        }
+        (b'u', 1) => Some((DType::U8, "uint8")),
+        (b'i', 4) => Some((DType::I32, "int32")),
+        (b'i', 8) => Some((DType::I64, "int64")),
+        (b'u', 2) => Some((DType::Bf16, "uint16")),
+        (b'f', 2) => Some((DType::F16, "float16")),
+        (b'f', 4) => Some((DType::F32, "float32")),
         _ => None,
+    };
+    // numpy's own words for a type cost microseconds.
+    let (dtype, dtype_name) = match known {
+        Some((dtype, name)) => (Some(dtype), name.into()),
+        None => (None, descr.to_string().into()),
     };
     Ok(Imported {
         dtype,
-        dtype_name: descr.to_string(),
+        dtype_name,
         shape: array.shape().to_vec(),
         strides: array.strides().to_vec(),
         data,
@@ -285,7 +305,7 @@ fn place_of(name: &str, device: DLDevice) -> PyResult<Place> {
 }
 
 /// The element type, its name if no argument has it, and its bytes.
-fn describe(dtype: DLDataType) -> (Option<DType>, String, usize) {
+fn describe(dtype: DLDataType) -> (Option<DType>, Cow<'static, str>, usize) {
     let known = match (dtype.code, dtype.bits, dtype.lanes) {
         (DLDataTypeCode::UINT, 8, 1) => Some(DType::U8),
         (DLDataTypeCode::INT, 32, 1) => Some(DType::I32),
@@ -297,8 +317,8 @@ fn describe(dtype: DLDataType) -> (Option<DType>, String, usize) {
     };
     let bytes = (usize::from(dtype.bits) * usize::from(dtype.lanes)).div_ceil(8).max(1);
     let name = match known {
-        Some(known) => known.as_str().to_string(),
-        None => format!("DLPack code {:?}, {} bits, {} lanes", dtype.code, dtype.bits, dtype.lanes),
+        Some(known) => known.as_str().into(),
+        None => format!("DLPack code {:?}, {} bits, {} lanes", dtype.code, dtype.bits, dtype.lanes).into(),
     };
     (known, name, bytes)
 }

@@ -5,11 +5,13 @@ mod array;
 mod caches;
 mod config;
 mod decode;
+mod device_array;
 mod import;
 mod int;
 mod merge;
 mod on_device;
 mod output;
+mod plan;
 mod registry;
 mod support;
 
@@ -51,7 +53,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("DeviceError", module.py().get_type::<DeviceError>())?;
     module.add_class::<config::ConfigQueries>()?;
     module.add_class::<support::PyDecodeSupport>()?;
+    module.add_class::<device_array::DeviceArray>()?;
     module.add_function(wrap_pyfunction!(support::explain_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::known_devices, module)?)?;
     module.add_function(wrap_pyfunction!(decode::decode, module)?)?;
     module.add_function(wrap_pyfunction!(merge::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(caches::pack_kv_cache, module)?)?;

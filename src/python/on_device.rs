@@ -1,17 +1,22 @@
-//! `decode` on a CUDA device.
+//! `decode` and `merge_states` on a CUDA device.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::argument::{Argument, int, word};
+use super::argument::{Argument, Word, int, word};
 use super::array::{Array, DType};
 use super::decode::{Call, Candidates};
+use super::device_array::mark_written;
 use super::import::Importer;
 use super::int::Int;
-use crate::cuda::{CUstream, CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Device, OutType, Workspace, device};
+use super::merge::{Merge, State};
+use crate::cuda::{
+    CUstream, CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Device, MergeOnDevice, OutType, StateOnDevice,
+    Workspace, device,
+};
 use crate::plan::DecodePlan;
 use crate::{DecodeRequest, Error, FamilySpec, KvCacheFormat, PageLayout};
 
@@ -47,20 +52,61 @@ pub(super) fn run(
             .transpose()?,
         sink: address(call.sink.as_ref()),
         out: out.address(),
-        out_type: match out.dtype {
-            DType::F16 => OutType::F16,
-            DType::F32 => OutType::F32,
-            _ => OutType::Bf16,
-        },
+        out_type: out_type(out),
         out_strides: [out.element_stride(0), out.element_stride(1)],
         lse: address(lse),
         lse_stride: lse.map_or(0, |lse| lse.element_stride(0)),
         sm_scale: call.sm_scale,
         lse_base: call.lse_base,
+        kv_global_scale: call.kv_global_scale,
     };
     // SAFETY: every array was checked for place, shape, strides, alignment and overlap, and outlives its work in its
     // library's stream order; the stream is the caller's.
-    Ok(unsafe { device.decode(&plan, &decode, workspace, stream) }?)
+    unsafe { device.decode(&plan, &decode, workspace, stream) }?;
+    for array in std::iter::once(out).chain(lse) {
+        mark_written(&array.object, stream)?;
+    }
+    Ok(())
+}
+
+/// Enqueues a checked merge on the importer's stream.
+pub(super) fn merge(merge: &Merge<'_>, ordinal: i32, importer: &Importer) -> PyResult<()> {
+    let device = device(usize::try_from(ordinal).unwrap_or(usize::MAX))?;
+    let stream = importer.stream() as CUstream;
+    let on_device = MergeOnDevice {
+        a: state(&merge.a)?,
+        b: state(&merge.b)?,
+        merged: state(&merge.merged)?,
+        num_rows: merge.merged.out.shape[0],
+        d_v: merge.merged.out.shape[1],
+        out_type: out_type(&merge.merged.out),
+        lse_base: merge.lse_base,
+    };
+    // SAFETY: every array was checked for place, shape, strides and alignment; the join is in new arrays; all outlive their
+    // work in their library's stream order; the stream is that library's.
+    unsafe { device.merge_states(&on_device, stream) }?;
+    mark_written(&merge.merged.out.object, stream)?;
+    Ok(mark_written(&merge.merged.lse.object, stream)?)
+}
+
+fn state(state: &State<'_>) -> Result<StateOnDevice, Error> {
+    for array in [&state.out, &state.lse] {
+        array.require_non_negative_strides()?;
+    }
+    Ok(StateOnDevice {
+        out: state.out.address(),
+        out_strides: [state.out.element_stride(0), state.out.element_stride(1)],
+        lse: state.lse.address(),
+        lse_stride: state.lse.element_stride(0),
+    })
+}
+
+fn out_type(out: &Array<'_>) -> OutType {
+    match out.dtype {
+        DType::F16 => OutType::F16,
+        DType::F32 => OutType::F32,
+        _ => OutType::Bf16,
+    }
 }
 
 fn address(array: Option<&Array<'_>>) -> u64 {
@@ -100,7 +146,7 @@ fn require_aligned(name: &str, address: u64, bytes: u64) -> Result<(), Error> {
 }
 
 /// Plans by request: choosing one costs more than launching it.
-static PLANS: Mutex<Option<HashMap<PlanKey, DecodePlan>>> = Mutex::new(None);
+static PLANS: Mutex<FxHashMap<PlanKey, DecodePlan>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 /// Request, ordinal of the device, whether the plan is batch invariant.
 type PlanKey = (DecodeRequest, usize, bool);
 /// Plans kept before the table is emptied.
@@ -109,7 +155,6 @@ const MAX_PLANS: usize = 4096;
 pub(super) fn plan(request: &DecodeRequest, device: &Device, batch_invariant: bool) -> Result<DecodePlan, Error> {
     let key = (*request, device.ordinal(), batch_invariant);
     let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-    let plans = plans.get_or_insert_with(HashMap::new);
     if let Some(plan) = plans.get(&key) {
         return Ok(*plan);
     }
@@ -127,8 +172,8 @@ pub(super) fn plan(request: &DecodeRequest, device: &Device, batch_invariant: bo
        text_signature = "(family, *, kv_cache_format='fp8', device=0)")]
 pub(super) fn warmup(
     py: Python<'_>,
-    family: Argument<String>,
-    kv_cache_format: Argument<String>,
+    family: Argument<Word>,
+    kv_cache_format: Argument<Word>,
     device: Argument<Int>,
 ) -> PyResult<()> {
     let format = KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?;

@@ -5,8 +5,10 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::array::{Array, DType, Place};
 use super::decode::Queries;
+use super::device_array::DeviceArray;
 use super::import::Importer;
 use crate::Error;
+use crate::cuda::CUstream;
 
 /// `out` (with its last dimension d_v) or `lse` (without): `[T, H, d_v]`, or `[B, Q, H, d_v]` for 4-D queries; the caller's
 /// or a new one. Returns its object, and it as `[T, H, d_v]`.
@@ -22,7 +24,7 @@ pub(super) fn array<'py>(
     let own = shape_after(q.leading());
     let object = match given {
         Some(object) => object.clone(),
-        None => empty(q, name, &own, d_v.is_some())?,
+        None => empty(name, &q.original, &own, if d_v.is_some() { DType::Bf16 } else { DType::F32 }, importer)?,
     };
     let array = Array::import(name, &object, accepted, importer)?;
     if array.shape != own && array.shape != shape_after(&[q.num_tokens()]) {
@@ -32,31 +34,41 @@ pub(super) fn array<'py>(
     Ok((object, array.flatten_leading(own.len() - q.leading().len())?))
 }
 
-/// A new array in the library of the queries, in their type or float32.
-fn empty<'py>(q: &Queries<'py>, name: &str, shape: &[usize], like_q: bool) -> PyResult<Bound<'py, PyAny>> {
-    let object = &q.original.object;
-    let py = object.py();
-    let shape = PyTuple::new(py, shape)?;
-    let module = object.get_type().module()?.to_string();
+/// A new array on the device of `like`, of its type or another: of its library if that is one of those that can be asked,
+/// else numpy's or our own.
+pub(super) fn empty<'py>(
+    name: &str,
+    like: &Array<'py>,
+    shape: &[usize],
+    dtype: DType,
+    importer: &Importer,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = like.object.py();
+    let lengths = shape;
+    let shape = PyTuple::new(py, lengths)?;
+    let module = like.object.get_type().module()?.to_string();
     match module.split('.').next().unwrap_or_default() {
         "torch" => {
             let options = PyDict::new(py);
-            if !like_q {
-                options.set_item("dtype", py.import("torch")?.getattr("float32")?)?;
+            if dtype != like.dtype {
+                options.set_item("dtype", py.import("torch")?.getattr(dtype.numpy_name())?)?;
             }
-            object.call_method("new_empty", (shape,), Some(&options))
+            like.object.call_method("new_empty", (shape,), Some(&options))
         }
         library @ ("numpy" | "cupy") => {
-            let dtype = if like_q { object.getattr("dtype")? } else { "float32".into_pyobject(py)?.into_any() };
+            let dtype = match dtype == like.dtype {
+                true => like.object.getattr("dtype")?,
+                false => dtype.numpy_name().into_pyobject(py)?.into_any(),
+            };
             py.import(library)?.call_method1("empty", (shape, dtype))
         }
-        _ if q.place() == Place::Host => {
-            let dtype = if like_q { "uint16" } else { "float32" };
-            py.import("numpy")?.call_method1("empty", (shape, dtype))
-        }
-        library => {
-            let accepted = format!("given for queries of `{library}`, whose arrays cannot be made here");
-            Err(Error::value(name, accepted, "None").into())
-        }
+        _ => match like.place() {
+            Place::Host => py.import("numpy")?.call_method1("empty", (shape, dtype.numpy_name())),
+            Place::Cuda(ordinal) => {
+                let device = crate::cuda::device(ordinal as usize)?;
+                let array = DeviceArray::empty(name, device, importer.stream() as CUstream, lengths, dtype)?;
+                Ok(Bound::new(py, array)?.into_any())
+            }
+        },
     }
 }

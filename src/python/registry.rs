@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::argument::Argument;
+use super::argument::{Argument, Word};
 use super::config::fields_of_config;
 use crate::family::registry_lines;
 use crate::{FAMILY_TABLE, FamilySpec, KvCacheFormat, Placement};
@@ -44,7 +44,7 @@ type RegistryEntry<'py> = (&'static str, Option<&'static str>, Bound<'py, PyDict
 /// (family, family whose object it shares or None, constructor arguments), in table order.
 #[pyfunction]
 #[pyo3(name = "_registry")]
-pub(super) fn registry<'py>(py: Python<'py>, kv_cache_format: Argument<String>) -> PyResult<Vec<RegistryEntry<'py>>> {
+pub(super) fn registry<'py>(py: Python<'py>, kv_cache_format: Argument<Word>) -> PyResult<Vec<RegistryEntry<'py>>> {
     registry_lines(KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?)
         .map(|spec| {
             let shared = spec.registry.flatten().map(|family| family.as_str());

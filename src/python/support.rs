@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use super::argument::{Argument, int, type_name, word};
+use super::argument::{Argument, Word, int, type_name, word};
 use super::int::Int;
 use crate::{DecodeRequest, DecodeSupport, Error, Geometry, KvCacheFormat};
 
@@ -80,7 +80,7 @@ impl PyDecodeSupport {
                          extra_row_stride=None, extra_kv_fp4=False)")]
 #[expect(clippy::too_many_arguments, reason = "the documented signature")]
 pub(super) fn explain_decode(
-    family: Argument<String>,
+    family: Argument<Word>,
     num_heads: Argument<Int>,
     topk: Argument<Int>,
     num_tokens: Argument<Int>,
@@ -90,8 +90,8 @@ pub(super) fn explain_decode(
     extra_topk: Argument<Int>,
     extra_page_block_size: Option<Argument<Int>>,
     extra_page_stride: Option<Argument<Int>>,
-    kv_cache_format: Argument<String>,
-    compute_precision: Argument<String>,
+    kv_cache_format: Argument<Word>,
+    compute_precision: Argument<Word>,
     compute_capability: Option<&Bound<'_, PyAny>>,
     extra_row_stride: Option<Argument<Int>>,
     extra_kv_fp4: Argument<bool>,
@@ -118,7 +118,7 @@ pub(super) fn explain_decode(
     Ok(PyDecodeSupport(crate::explain_decode(&request)))
 }
 
-fn capability(value: &Bound<'_, PyAny>) -> PyResult<(i64, i64)> {
+pub(super) fn capability(value: &Bound<'_, PyAny>) -> PyResult<(i64, i64)> {
     const NAME: &str = "compute_capability";
     let (major, minor): (Argument<Int>, Argument<Int>) =
         value.extract().map_err(|_| Error::wrong_type(NAME, "a tuple (major, minor)", type_name(value)))?;

@@ -1,8 +1,10 @@
 """Fixtures of the tests that need a CUDA GPU and torch."""
 
 import sys
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sparse_mla
 
@@ -21,3 +23,9 @@ def torch():
     if "unavailable" in driver:
         pytest.skip(f"no CUDA GPU: {driver['unavailable']}")
     return pytest.importorskip("torch", reason="torch makes the CUDA arrays of these tests")
+
+
+@pytest.fixture
+def rng(request):
+    """A generator whose seed is the test's own id."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))

@@ -1,4 +1,4 @@
-"""A few small decodes of every GPU kernel, for compute-sanitizer: every family, tile, split form, and both caches."""
+"""Small calls of every GPU kernel, for compute-sanitizer: each family, tile and split form, both caches, merges."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import oracle
-from conftest import CudaBackend
+from backends import CudaBackend
 
 FAMILIES = ("dsv3_2", "glm53_nope", "dsv4", "dots3_swa", "dsv4_1", "dsv4_1_inline")
 
@@ -25,6 +25,9 @@ def main() -> None:
             out, _ = backend.run(problem, **words)
             if tokens < 3:
                 oracle.check(out, problem.reference()[0], _, problem.reference()[1])
+    for shape in ((3, 5, 512), (7, 3)):
+        out, lse = torch.randn(shape, device="cuda"), torch.randn(shape[:-1], device="cuda")
+        sparse_mla.merge_states(out, lse, out, lse)
     torch.cuda.synchronize()
     print("small set done:", sparse_mla.show_config()["build_id"])
 

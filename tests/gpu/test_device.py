@@ -83,8 +83,15 @@ def test_jax_arrays(torch, problem):
     out = torch.empty(3, 16, D_V, dtype=torch.bfloat16, device="cuda")
     sparse_mla.decode(q, cache, indices, **problem.words, out=out)
     problem.check(out)
-    with pytest.raises(ValueError, match="`out` must be given"):
-        sparse_mla.decode(q, cache, indices, **problem.words)
+    own, lse = sparse_mla.decode(q, cache, indices, **problem.words, return_lse=True)
+    array = jax.numpy.from_dlpack(own)
+    assert (array.shape, array.dtype.name, jax.numpy.from_dlpack(lse).dtype.name) == (
+        (3, 16, D_V),
+        "bfloat16",
+        "float32",
+    )
+    del own, lse
+    assert torch.equal(torch.from_dlpack(array), out)
 
 
 def test_on_the_callers_stream(torch, problem):

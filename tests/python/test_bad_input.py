@@ -233,8 +233,8 @@ class OnGpu:
 
 @each_array
 def test_other_device(name, argument):
-    """Before the other library is asked for memory. Queries on a GPU need a driver first."""
-    if (name, argument) == ("dual", "q"):
+    """Before the other library is asked for memory. A first array on a GPU needs a driver first."""
+    if (name, argument) in (("dual", "q"), ("merge_states", "out_a")):
         refuse(name, change(name, argument, OnGpu()), "cuda", kinds=(sparse_mla.DeviceError, ValueError))
     else:
         refuse(name, change(name, argument, OnGpu()), word(argument), "cuda|gpu", "cpu|numpy")

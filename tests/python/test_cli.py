@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,63 @@ def test_explain_a_gpu():
     assert reason in done.stdout + done.stderr
 
 
+PLANNED = [
+    ("--device h200", (9, 0), 132),
+    ("--device gb10 --num-tokens 64 --batch-invariant", (12, 1), 48),
+    ("--compute-capability 12.0 --multiprocessors 188 --extra-topk 512 --page-block-size 256", (12, 0), 188),
+]
+
+
+@pytest.mark.parametrize(("words", "capability", "multiprocessors"), PLANNED)
+def test_explain_with_a_plan(words, capability, multiprocessors):
+    given = words.split()
+    shape = {"num_heads": 24, "topk": 1024, "compute_capability": capability, "multiprocessors": multiprocessors}
+    if "--num-tokens" in given:
+        shape |= {"num_tokens": 64, "batch_invariant": True}
+    if "--extra-topk" in given:
+        shape["extra_topk"] = 512
+    plan = sparse_mla.plan_decode("dsv4", **shape)
+    arguments = ["dsv4", "--num-heads", "24", "--topk", "1024", "--plan", *given]
+    done = explain(*arguments)
+    assert done.returncode == 0, done.stderr
+    for name, value in plan.items():
+        assert re.search(rf"^{name.replace('_', ' ')} +{value}$", done.stdout, re.M), (name, done.stdout)
+    shown = json.loads(explain(*arguments, "--json").stdout)
+    assert shown["plan"] == plan
+    assert shown["kernel"] == "sm_90/dsv4/fp8" + ("+fp8" if "extra_topk" in shape else "") + "/decode"
+
+
+def test_a_refused_shape_has_no_plan():
+    words = ["dsv4", "--num-heads", "129", "--topk", "128", "--plan", "--device", "h200"]
+    done = explain(*words)
+    assert done.returncode == 1
+    assert "129" in done.stdout
+    assert json.loads(explain(*words, "--json").stdout)["plan"] is None
+
+
+@pytest.mark.parametrize("device", sparse_mla.known_devices())
+def test_show_config_with_plans(device):
+    facts = sparse_mla.known_devices()[device]
+    shown = json.loads(run("show-config", "--plan", "--device", device, "--json").stdout)["plan"]
+    assert shown["device"] == {**facts, "compute_capability": list(facts["compute_capability"])}
+    assert {row["family"] for row in shown["shapes"]} == set(sparse_mla.supported_sparse_mla_sm120_configs())
+    table = run("show-config", "--plan", "--device", device).stdout
+    assert facts["name"] in table
+    for row in shown["shapes"]:
+        assert re.search(r" +".join(map(re.escape, map(str, row.values()))), table)
+        shape = {name: row[name] for name in ("num_heads", "topk", "num_tokens")}
+        where = {name: facts[name] for name in ("compute_capability", "multiprocessors")}
+        assert sparse_mla.plan_decode(row["family"], **shape, **where).items() <= row.items()
+
+
 USAGE = {
+    "explain dsv4 --num-heads 8 --topk 128 --plan --device a100": ("device", *sparse_mla.known_devices()),
+    "explain dsv4 --num-heads 8 --topk 128 --plan --multiprocessors 8": ("compute-capability",),
+    "explain dsv4 --num-heads 8 --topk 128 --plan --compute-capability 9.0": ("multiprocessors",),
+    "explain dsv4 --num-heads 8 --topk 128 --plan --device h200 --multiprocessors 8": ("--device",),
+    "explain dsv4 --num-heads 8 --topk 128 --device h200": ("--plan",),
+    "explain dsv4 --num-heads 8 --topk 128 --plan --compute-capability 9.0 --multiprocessors 0": ("multiprocessors",),
+    "show-config --device h200": ("--plan",),
     "": (),
     "nothing": ("families", "explain", "show-config", "demo"),
     "explain": ("num-heads", "topk"),
@@ -160,7 +217,12 @@ def test_help(words):
 def test_demo(tmp_path):
     done = run("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    missing = sparse_mla.show_config()["cuda_driver"].get("unavailable")
+    if missing:
+        assert f"on the CPU; no GPU was used: {missing}" in done.stdout.splitlines()[0]
+    report = json.loads((tmp_path / "demo-output" / "errors.json").read_text())
+    assert (report["gpu"] is None) == all(row["gpu_us"] is None for row in report["measurements"])
+    assert len(report["measurements"]) == len(sparse_mla.families())
 
 
 @pytest.mark.parametrize("form", FORMS)
