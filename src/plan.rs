@@ -124,9 +124,10 @@ impl DecodePlan {
         };
         let no_kernel = || {
             let modules = [Some(spec.module), extra_module];
-            let needed = modules.into_iter().flatten().filter_map(|module| {
-                of_module(module).map(|kernel| kernel.shared_bytes).min()
-            });
+            let needed = modules
+                .into_iter()
+                .flatten()
+                .filter_map(|module| of_module(module).map(|kernel| kernel.shared_bytes).min());
             Error::unsupported(format!(
                 "`device` must have {} bytes of shared memory per block, got {}",
                 needed.max().unwrap_or_default(),

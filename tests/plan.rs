@@ -16,11 +16,16 @@ const fn device(multiprocessors: usize, shared_memory_per_block: usize, compute_
 }
 
 fn gpu_specs() -> impl Iterator<Item = &'static FamilySpec> {
-    FAMILY_TABLE.iter().filter(|spec| spec.registry.is_some() && spec.module.is_some())
+    FAMILY_TABLE.iter().filter(|spec| spec.registry.is_some())
 }
 
 fn request(spec: &FamilySpec, num_tokens: i64, num_heads: i64, topk: i64, extra_topk: i64) -> DecodeRequest {
-    DecodeRequest { num_tokens, extra_topk, ..DecodeRequest::new(spec.family, num_heads, topk) }
+    DecodeRequest {
+        num_tokens,
+        extra_topk,
+        kv_cache_format: spec.format,
+        ..DecodeRequest::new(spec.family, num_heads, topk)
+    }
 }
 
 fn every_plan(mut check: impl FnMut(&FamilySpec, &DeviceFacts, bool, &DecodePlan)) {
@@ -34,8 +39,14 @@ fn every_plan(mut check: impl FnMut(&FamilySpec, &DeviceFacts, bool, &DecodePlan
                                 continue;
                             }
                             for invariant in [false, true] {
-                                let request = request(spec, num_tokens, num_heads, topk, extra_topk);
+                                let mut request = request(spec, num_tokens, num_heads, topk, extra_topk);
                                 check(spec, device, invariant, &DecodePlan::new(&request, device, invariant).unwrap());
+                                if extra_topk > 0 && spec.secondary.contains(&KvCacheFormat::Fp4) {
+                                    request.extra_kv_fp4 = true;
+                                    let plan = DecodePlan::new(&request, device, invariant).unwrap();
+                                    assert!(plan.extra.is_some());
+                                    check(spec, device, invariant, &plan);
+                                }
                             }
                         }
                     }
@@ -48,17 +59,26 @@ fn every_plan(mut check: impl FnMut(&FamilySpec, &DeviceFacts, bool, &DecodePlan
 #[test]
 fn every_plan_keeps_to_the_limits() {
     every_plan(|spec, device, _, plan| {
-        assert_eq!(Some(plan.kernel.module), spec.module);
+        assert_eq!(plan.kernel.module, spec.module);
         assert!(plan.kernel.shared_bytes <= device.shared_memory_per_block);
-        assert!((1..=MAX_SPLITS).contains(&plan.splits));
+        assert!((1..=MAX_SPLITS).contains(&plan.all_splits()));
+        assert!(plan.splits >= 1);
         assert!(plan.splits <= plan.chunks(), "a split without a chunk is an empty CTA: {plan:?}");
+        if let Some(extra) = plan.extra {
+            assert!(extra.kernel.shared_bytes <= device.shared_memory_per_block);
+            assert_eq!(extra.kernel.heads, plan.kernel.heads, "both launches fill the same rows of the workspace");
+            assert!((1..=plan.extra_chunks()).contains(&extra.splits), "{plan:?}");
+        }
         assert!(plan.head_tiles() * plan.kernel.heads >= plan.num_heads);
         assert!((plan.head_tiles() - 1) * plan.kernel.heads < plan.num_heads, "a tile without heads: {plan:?}");
-        assert_eq!(plan.grid(), plan.head_tiles() * plan.num_tokens * plan.splits);
+        assert_eq!(plan.grid(), plan.head_tiles() * plan.num_tokens * plan.all_splits());
         assert!(plan.grid() <= i32::MAX as usize);
-        let rows = plan.num_tokens * plan.num_heads * plan.splits;
-        let needed = if plan.splits == 1 { 0 } else { rows * (plan.d_v * 4 + 8) };
+        assert!(plan.tokens_per_pass >= 1 && plan.passes() * plan.tokens_per_pass >= plan.num_tokens);
+        assert!((plan.passes() - 1) * plan.tokens_per_pass < plan.num_tokens, "an empty pass: {plan:?}");
+        let row_bytes = plan.num_heads * plan.all_splits() * (plan.d_v * 4 + 8);
+        let needed = if plan.all_splits() == 1 { 0 } else { plan.tokens_per_pass * row_bytes };
         assert_eq!(plan.workspace_bytes(), needed);
+        assert!(needed <= (1 << 29).max(row_bytes), "{plan:?}");
         if let Some(window) = spec.window {
             assert!(plan.topk[0] <= window);
         }
@@ -84,8 +104,9 @@ fn an_invariant_plan_does_not_depend_on_the_batch() {
     let mut seen = std::collections::HashMap::new();
     every_plan(|spec, device, invariant, plan| {
         if invariant {
-            let key = (spec.family, device.multiprocessors, plan.num_heads, plan.topk);
-            let choice = (plan.kernel.entry, plan.splits);
+            let extra = plan.extra.map(|extra| extra.kernel.module);
+            let key = (spec.family, spec.format, device.multiprocessors, plan.num_heads, plan.topk, extra);
+            let choice = (plan.kernel.entry, plan.splits, plan.extra.map(|extra| extra.splits));
             assert_eq!(*seen.entry(key).or_insert(choice), choice, "{key:?}");
         }
     });
@@ -113,8 +134,8 @@ fn what_the_predicate_refuses_has_no_plan() {
 
 #[test]
 fn every_module_of_the_table_has_kernels_within_the_smallest_device() {
-    for spec in gpu_specs() {
-        assert!(KERNELS.iter().any(|kernel| Some(kernel.module) == spec.module), "{}", spec.family);
+    for spec in FAMILY_TABLE {
+        assert!(KERNELS.iter().any(|kernel| kernel.module == spec.module), "{}", spec.family);
     }
     assert!(KERNELS.iter().all(|kernel| kernel.shared_bytes <= 101_376));
 }

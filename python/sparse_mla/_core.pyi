@@ -197,22 +197,24 @@ def plan_decode(
     multiprocessors: int,
     num_tokens: int = 1,
     extra_topk: int = 0,
+    extra_kv_fp4: bool = False,
     kv_cache_format: str = "fp8",
     batch_invariant: bool = False,
 ) -> dict[str, Any]:
     """How `decode` would be launched on a GPU: the very plan that it makes. Needs no GPU.
 
     Args:
-        family, num_heads, topk, num_tokens, extra_topk, kv_cache_format: as in `explain_decode`.
+        family, num_heads, topk, num_tokens, extra_topk, extra_kv_fp4, kv_cache_format: as in `explain_decode`.
         compute_capability: (major, minor) of the GPU.
         multiprocessors: streaming multiprocessors of the GPU; `known_devices` has those of some products.
         batch_invariant: as in `decode`.
 
     Returns:
-        kernel (module/entry point), head_tile (heads of a CTA), head_tiles (of a token), chunk (candidates loaded at
-        once), chunks (of a row of full length), splits (CTAs that share the candidates of a token and head tile; more
-        than one are joined by a second kernel), grid (CTAs), threads (of a CTA), shared_bytes (of a CTA),
-        workspace_bytes (partial results of the splits).
+        kernel (module/entry point), extra_kernel (the secondary cache's own, where its records differ from the
+        primary's, else None), head_tile (heads of a CTA), head_tiles (of a token), chunk (candidates loaded at once),
+        chunks (of a row of full length), splits and extra_splits (CTAs that share the candidates of a token and head
+        tile; more than one in all are joined by another kernel), passes (over the tokens, to bound the workspace), grid
+        (CTAs), threads (of a CTA), shared_bytes (of a CTA), workspace_bytes (partial results of the splits).
 
     Raises:
         UnsupportedError: what `explain_decode` refuses for the GPU, with the same text.
@@ -260,7 +262,7 @@ def decode(
     exactly 0 and an LSE of -inf (or the sink's value).
 
     Arrays are numpy's, or any with ``__dlpack__`` (torch, cupy, jax), read in place and all on one device: on the CPU
-    they run on the CPU backend, on a CUDA device (capability 9.0 or newer, FP8 caches) on its kernels, enqueued on
+    they run on the CPU backend, on a CUDA device (capability 9.0 or newer) on its kernels, enqueued on
     `stream`.
     With given buffers, or torch's or cupy's allocator, a GPU call allocates nothing and waits for nothing once the
     kernels are loaded, and can be captured in a CUDA graph.

@@ -9,7 +9,7 @@ import sparse_mla
 __all__ = ["DeviceChoiceError", "device_facts", "plan_of_request", "typical_plans"]
 
 # What of a request a plan depends on; layouts only decide whether there is one.
-PLANNED = ("num_heads", "topk", "num_tokens", "extra_topk", "kv_cache_format")
+PLANNED = ("num_heads", "topk", "num_tokens", "extra_topk", "extra_kv_fp4", "kv_cache_format")
 HEADS, TOKENS = (16, 64, 128), (1, 64)
 
 
@@ -53,14 +53,15 @@ def plan_of_request(
 
 
 def typical_plans(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Shapes that models use with their plans, for every family that has GPU kernels."""
+    """Shapes that models use with their plans, for every entry of the registry."""
     rows = []
     for line in sparse_mla.families():
-        if not line["in_registry"] or line["kv_cache_format"] != "fp8":
+        if not line["in_registry"]:
             continue
         for num_heads in HEADS:
             for num_tokens in TOKENS:
                 shape = {"num_heads": num_heads, "topk": line["topks"][-1], "num_tokens": num_tokens}
+                shape["kv_cache_format"] = line["kv_cache_format"]
                 plan = plan_of_request(line["family"], shape, facts, batch_invariant=False)
                 rows.append({"family": line["family"], **shape, **plan})
     return rows

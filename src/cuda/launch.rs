@@ -148,7 +148,7 @@ pub fn decode_launches(
     Ok((0..plan.passes()).map(move |pass| {
         let first = pass * plan.tokens_per_pass;
         let num_tokens = plan.tokens_per_pass.min(plan.num_tokens - first);
-        pass_launches(&DecodePlan { num_tokens, ..plan }, &decode.from_token(&plan, first), workspace)
+        pass_launches(&DecodePlan { num_tokens, ..plan }, &decode.without_tokens_before(&plan, first), workspace)
     }))
 }
 
@@ -166,7 +166,8 @@ fn pass_launches(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspac
     };
     let extra = plan.extra.map(|extra| {
         let splits = extra.splits as i32;
-        let of_extra = DecodeArgs { main: args.extra, extra: CandidateArgs::NONE, splits, first_split: args.splits, ..args };
+        let of_extra =
+            DecodeArgs { main: args.extra, extra: CandidateArgs::NONE, splits, first_split: args.splits, ..args };
         decode_launch(extra.kernel, of_extra)
     });
     let main = if plan.extra.is_some() { DecodeArgs { extra: CandidateArgs::NONE, ..args } } else { args };
@@ -192,7 +193,7 @@ fn pass_launches(plan: &DecodePlan, decode: &DecodeOnDevice, workspace: Workspac
 
 impl DecodeOnDevice {
     /// The same without the tokens before `first`.
-    fn from_token(&self, plan: &DecodePlan, first: usize) -> Self {
+    fn without_tokens_before(&self, plan: &DecodePlan, first: usize) -> Self {
         let ahead = |pointer: CUdeviceptr, bytes: u64| match pointer {
             0 => 0,
             // Strides may be negative.

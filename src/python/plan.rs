@@ -7,15 +7,16 @@ use super::argument::{Argument, Word, int, word};
 use super::int::Int;
 use super::support::capability;
 use crate::known_devices::{KNOWN_DEVICES, LEAST_SHARED_MEMORY_PER_BLOCK};
-use crate::plan::{DecodePlan, DeviceFacts};
+use crate::plan::{DecodePlan, DeviceFacts, Kernel};
 use crate::{DecodeRequest, Error, KvCacheFormat};
 
 /// How `decode` would be launched on a GPU. Needs none.
 #[pyfunction]
 #[pyo3(signature = (family, *, num_heads, topk, compute_capability, multiprocessors, num_tokens=int(1),
-                    extra_topk=int(0), kv_cache_format=word("fp8"), batch_invariant=Argument::Right(false)),
+                    extra_topk=int(0), extra_kv_fp4=Argument::Right(false), kv_cache_format=word("fp8"),
+                    batch_invariant=Argument::Right(false)),
        text_signature = "(family, *, num_heads, topk, compute_capability, multiprocessors, num_tokens=1, \
-                         extra_topk=0, kv_cache_format='fp8', batch_invariant=False)")]
+                         extra_topk=0, extra_kv_fp4=False, kv_cache_format='fp8', batch_invariant=False)")]
 #[expect(clippy::too_many_arguments, reason = "the documented signature")]
 pub(super) fn plan_decode<'py>(
     py: Python<'py>,
@@ -26,6 +27,7 @@ pub(super) fn plan_decode<'py>(
     multiprocessors: Argument<Int>,
     num_tokens: Argument<Int>,
     extra_topk: Argument<Int>,
+    extra_kv_fp4: Argument<bool>,
     kv_cache_format: Argument<Word>,
     batch_invariant: Argument<bool>,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -34,17 +36,22 @@ pub(super) fn plan_decode<'py>(
         kv_cache_format: KvCacheFormat::primary(&kv_cache_format.named("kv_cache_format")?)?,
         num_tokens: num_tokens.named_i64("num_tokens")?,
         extra_topk: extra_topk.named_i64("extra_topk")?,
+        extra_kv_fp4: extra_kv_fp4.named("extra_kv_fp4")?,
         ..DecodeRequest::new(family.named("family")?.parse()?, num_heads, topk)
     };
     let device = facts(capability(compute_capability)?, multiprocessors.named_i64("multiprocessors")?)?;
     let plan = DecodePlan::new(&request, &device, batch_invariant.named("batch_invariant")?)?;
     let answer = PyDict::new(py);
-    answer.set_item("kernel", format!("{}/{}", plan.kernel.module, plan.kernel.entry))?;
+    let name = |kernel: &Kernel| format!("{}/{}", kernel.module, kernel.entry);
+    answer.set_item("kernel", name(plan.kernel))?;
+    answer.set_item("extra_kernel", plan.extra.map(|extra| name(extra.kernel)))?;
     answer.set_item("head_tile", plan.kernel.heads)?;
     answer.set_item("head_tiles", plan.head_tiles())?;
     answer.set_item("chunk", plan.kernel.chunk)?;
     answer.set_item("chunks", plan.chunks())?;
     answer.set_item("splits", plan.splits)?;
+    answer.set_item("extra_splits", plan.extra.map(|extra| extra.splits))?;
+    answer.set_item("passes", plan.passes())?;
     answer.set_item("grid", plan.grid())?;
     answer.set_item("threads", plan.kernel.threads)?;
     answer.set_item("shared_bytes", plan.kernel.shared_bytes)?;

@@ -11,15 +11,26 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import oracle
 from backends import CudaBackend
 
-FAMILIES = ("dsv3_2", "glm53_nope", "dsv4", "dots3_swa", "dsv4_1", "dsv4_1_inline")
+# Family, format, format of a secondary cache.
+CACHES = (
+    ("dsv3_2", "fp8", None),
+    ("glm53_nope", "fp8", None),
+    ("dsv4", "fp8", "fp8"),
+    ("dots3_swa", "fp8", None),
+    ("dsv4_1", "fp8", "fp8"),
+    ("dsv4_1", "fp8", "fp4"),
+    ("dsv4_1_inline", "fp8", "fp4"),
+    ("dsv4", "nvfp4", "nvfp4"),
+    ("glm_nsa", "nvfp4", None),
+)
 
 
 def main() -> None:
     backend = CudaBackend()
     rng = np.random.default_rng(0)
-    for family in FAMILIES:
-        record = oracle.RECORDS[family, "fp8"]
-        extra = {"extra": "fp8", "extra_k": 40} if family.startswith("dsv4") else {}
+    for family, kv_cache_format, extra_format in CACHES:
+        record = oracle.RECORDS[family, kv_cache_format]
+        extra = {"extra": extra_format, "extra_k": 40} if extra_format else {}
         for tokens, heads, k, words in ((1, 11, 600, {}), (2, 40, 530, {"batch_invariant": True}), (140, 40, 520, {})):
             problem = oracle.problem(rng, record, tokens, heads, k, **extra)
             out, _ = backend.run(problem, **words)

@@ -1,4 +1,4 @@
-"""The demo on a GPU: every FP8 family within the bounds, through each library that makes arrays."""
+"""The demo on a GPU: every family and format within the bounds, through each library that makes arrays."""
 
 import json
 
@@ -14,10 +14,8 @@ def test_the_demo_measures_the_gpu(torch, tmp_path, capsys):
     assert "ABOVE" not in printed
     rows = json.loads((tmp_path / "errors.json").read_text())["measurements"]
     for row in rows:
-        assert (row["gpu_us"] is not None) == (row["format"] == "fp8"), row
-        if row["gpu_us"] is not None:
-            assert 0 < row["gpu_error"] <= demo.ERROR_BOUND
-            assert 0 < row["gpu_us"] < 1000
+        assert 0 < row["gpu_error"] <= demo.ERROR_BOUND
+        assert 0 < row["gpu_us"] < 1000
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])

@@ -284,7 +284,7 @@ def mistakes(torch, p):
         ),
         "out is q": lambda: p.decode(out=p.q[..., :D_V]),
         "out of another shape": lambda: p.decode(out=torch.empty(3, 16, 500, device="cuda")),
-        "nvfp4": lambda: p.decode(kv_cache_format="nvfp4", family="glm_nsa"),
+        "nvfp4": lambda: p.decode(kv_cache_format="nvfp4"),
         "129 heads": lambda: sparse_mla.decode(p.q[:1].repeat(1, 9, 1), p.cache, p.indices[:1], **p.words),
         "host lengths": lambda: p.decode(topk_length=torch.ones(3, dtype=torch.int32)),
         "no extra cache": lambda: p.decode(extra_indices=p.indices),
@@ -304,8 +304,11 @@ def test_no_mistake_sticks(torch, problem):
 
 def test_gpu_and_cpu_agree(torch):
     rng = np.random.default_rng(3)
-    for family in ("dsv3_2", "glm_nsa", "glm53_nope", "dsv4", "dots3_swa", "dsv4_1", "dsv4_1_inline"):
-        p = oracle.problem(rng, RECORDS[family, "fp8"], 2, 24, 640)
+    for record in RECORDS.values():
+        if record.fmt == "fp4":  # only a secondary cache
+            p = oracle.problem(rng, RECORDS[record.family, "fp8"], 2, 24, 640, extra="fp4", extra_k=100)
+        else:
+            p = oracle.problem(rng, record, 2, 24, 640)
         arrays = p.arrays()
         want = sparse_mla.decode(**arrays, **p.words(), out=np.empty((2, 24, p.cache.rec.d_v), np.float32))
         device = {
@@ -315,7 +318,7 @@ def test_gpu_and_cpu_agree(torch):
         device["q"] = device["q"].view(torch.bfloat16)
         out = torch.empty(2, 24, p.cache.rec.d_v, device="cuda")
         got = sparse_mla.decode(**device, **p.words(), out=out).cpu().numpy()
-        assert np.linalg.norm(got - want) <= 1e-3 * np.linalg.norm(want), family
+        assert np.linalg.norm(got - want) <= 1e-3 * np.linalg.norm(want), record
 
 
 def test_soak(torch):

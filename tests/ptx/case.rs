@@ -3,10 +3,10 @@
 use ndarray::{Array1, Array2, Array3};
 use sparse_mla::cuda::OutType;
 use sparse_mla::half::bf16;
-use sparse_mla::plan::{DecodePlan, KERNELS};
+use sparse_mla::plan::{DecodePlan, ExtraLaunch, KERNELS};
 use sparse_mla::{
     CacheView, DecodeInputs, DecodeOutputs, ExtraCandidates, Family, FamilySpec, Geometry, KvCacheFormat, LseBase,
-    PackedCache, Placement, decode, pack_kv_cache,
+    PackedCache, Placement, ScaleRule, decode, pack_kv_cache,
 };
 
 use crate::common::{Lcg, queries};
@@ -16,6 +16,7 @@ use crate::common::{Lcg, queries};
 pub struct Case {
     pub name: &'static str,
     pub family: Family,
+    pub format: KvCacheFormat,
     /// Heads of a CTA of the kernel.
     pub tile: usize,
     pub tokens: usize,
@@ -37,11 +38,16 @@ pub struct Case {
     pub out_type: OutType,
     /// Elements between and before the rows of every array that may have them.
     pub gaps: usize,
+    /// None: all tokens in one pass.
+    pub tokens_per_pass: Option<usize>,
 }
 
 /// The secondary cache.
 #[derive(Debug, Clone, Copy)]
 pub struct Extra {
+    pub format: KvCacheFormat,
+    /// Splits of its own launch, if its records differ from the primary's.
+    pub splits: usize,
     pub topk: usize,
     pub slots: usize,
     pub page: Page,
@@ -94,6 +100,7 @@ pub struct Inputs {
     pub sink: Option<Array1<f32>>,
     pub extra: Option<ExtraInputs>,
     pub sm_scale: f32,
+    pub kv_global_scale: f32,
 }
 
 pub struct Cache {
@@ -126,26 +133,36 @@ impl Outputs {
 
 impl Case {
     pub fn spec(&self) -> &'static FamilySpec {
-        FamilySpec::find(self.family, KvCacheFormat::Fp8).expect("every family has an FP8 line")
+        FamilySpec::find(self.family, self.format).expect("the case names a line of the table")
     }
 
     pub fn plan(&self) -> DecodePlan {
         let spec = self.spec();
-        let of_case =
-            |kernel: &&sparse_mla::plan::Kernel| Some(kernel.module) == spec.module && kernel.heads == self.tile;
+        let kernel = |module| {
+            let found = KERNELS.iter().find(|kernel| kernel.module == module && kernel.heads == self.tile);
+            found.expect("the case names a kernel")
+        };
+        let extra = self.extra.filter(|extra| self.extra_spec(*extra).module != spec.module);
         DecodePlan {
-            kernel: KERNELS.iter().find(of_case).expect("the case names a kernel"),
+            kernel: kernel(spec.module),
             num_tokens: self.tokens,
             num_heads: self.heads,
             topk: [self.topk.min(spec.window.unwrap_or(usize::MAX)), self.extra.map_or(0, |extra| extra.topk)],
             d_v: spec.d_v,
             splits: self.splits,
+            extra: extra
+                .map(|extra| ExtraLaunch { kernel: kernel(self.extra_spec(extra).module), splits: extra.splits }),
+            tokens_per_pass: self.tokens_per_pass.unwrap_or(self.tokens),
         }
     }
 
-    /// Family, tile and name.
+    fn extra_spec(&self, extra: Extra) -> &'static FamilySpec {
+        FamilySpec::find(self.family, extra.format).expect("the case names a secondary cache of the table")
+    }
+
+    /// Family, format, tile and name.
     pub fn title(&self) -> String {
-        format!("{} decode_{}, {}", self.family, self.tile, self.name)
+        format!("{} {} decode_{}, {}", self.family, self.format, self.tile, self.name)
     }
 
     /// Inputs that depend on the title only, not on the case's place in the table.
@@ -153,7 +170,7 @@ impl Case {
         let spec = self.spec();
         let seed = self.title().bytes().fold(17, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let extra = self.extra.map(|extra| {
-            let cache = self.cache(spec, extra.slots, extra.page, seed ^ 1);
+            let cache = self.cache(self.extra_spec(extra), extra.slots, extra.page, seed ^ 1);
             let indices = self.indices(extra.topk, extra.slots, &cache, seed ^ 2);
             ExtraInputs { cache, indices, lengths: self.lengths(extra.lengths) }
         });
@@ -172,6 +189,7 @@ impl Case {
             },
             extra,
             sm_scale: 0.05,
+            kv_global_scale: global_scale(spec),
         }
     }
 
@@ -213,9 +231,15 @@ impl Case {
         }
         let latents = latents.mapv(bf16::from_f32);
         let geometry = page.geometry(spec);
-        let packed = pack_kv_cache(spec, latents.view(), geometry, 1.0).expect("a geometry that is accepted");
+        let packed =
+            pack_kv_cache(spec, latents.view(), geometry, global_scale(spec)).expect("a geometry that is accepted");
         Cache { spec, packed, geometry }
     }
+}
+
+/// No power of two, where there is one.
+fn global_scale(spec: &FamilySpec) -> f32 {
+    if spec.row.scale == (ScaleRule::E4m3Nvfp4 { global: true }) { 0.37 } else { 1.0 }
 }
 
 impl Page {
@@ -237,7 +261,8 @@ impl Page {
 
 impl Cache {
     pub fn view(&self) -> CacheView<'_> {
-        CacheView::new(self.spec, self.geometry, self.packed.pages, &self.packed.bytes, 1.0).expect("a packed cache")
+        CacheView::new(self.spec, self.geometry, self.packed.pages, &self.packed.bytes, global_scale(self.spec))
+            .expect("a packed cache")
     }
 
     /// Bytes from the first to the last of a record.

@@ -1,13 +1,14 @@
 //! The table of cases: every kernel with ragged heads, widths, splits, pages and outputs.
 
 use sparse_mla::cuda::OutType;
-use sparse_mla::{Family, LseBase};
+use sparse_mla::{Family, FamilySpec, KvCacheFormat, LseBase};
 
 use crate::case::{Case, Extra, Holes, Page, Sink, Values};
 
 const PLAIN: Case = Case {
     name: "",
     family: Family::Dsv3_2,
+    format: KvCacheFormat::Fp8,
     tile: 16,
     tokens: 1,
     heads: 16,
@@ -24,7 +25,11 @@ const PLAIN: Case = Case {
     lse: true,
     out_type: OutType::Bf16,
     gaps: 0,
+    tokens_per_pass: None,
 };
+
+const EXTRA: Extra =
+    Extra { format: KvCacheFormat::Fp8, splits: 1, topk: 0, slots: 0, page: Page::Dense(64), lengths: &[] };
 
 /// Shapes that every kernel runs.
 const SHAPES: &[Case] = &[
@@ -87,6 +92,8 @@ const SHAPES: &[Case] = &[
         gaps: 4,
         ..PLAIN
     },
+    Case { name: "40 heads", tokens: 2, heads: 40, topk: 40, ..PLAIN },
+    Case { name: "40 heads, two splits", heads: 40, topk: 65, splits: 2, out_type: OutType::F32, ..PLAIN },
     Case { name: "rows of refilled stages in odd pages", heads: 2, topk: 300, page: Page::Padded(5), ..PLAIN },
     Case { name: "16-bit output, not aligned, no LSE", heads: 2, topk: 40, lse: false, gaps: 1, ..PLAIN },
     Case { name: "f16 output, not aligned", heads: 9, topk: 64, out_type: OutType::F16, gaps: 1, ..PLAIN },
@@ -168,7 +175,7 @@ const DUAL: &[Case] = &[
         tokens: 2,
         heads: 11,
         topk: 33,
-        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 7] }),
+        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 7], ..EXTRA }),
         lengths: &[33, 0],
         sink: Sink::Normal,
         ..PLAIN
@@ -179,7 +186,7 @@ const DUAL: &[Case] = &[
         topk: 65,
         splits: 3,
         holes: Holes::Some,
-        extra: Some(Extra { topk: 130, slots: 400, page: Page::Dense(64), lengths: &[] }),
+        extra: Some(Extra { topk: 130, slots: 400, splits: 3, ..EXTRA }),
         out_type: OutType::F32,
         page: Page::Padded(6),
         ..PLAIN
@@ -188,15 +195,30 @@ const DUAL: &[Case] = &[
         name: "stages refilled from the secondary cache",
         heads: 5,
         topk: 70,
-        extra: Some(Extra { topk: 200, slots: 90, page: Page::Padded(5), lengths: &[] }),
+        extra: Some(Extra { topk: 200, slots: 90, page: Page::Padded(5), ..EXTRA }),
         holes: Holes::Some,
+        ..PLAIN
+    },
+    Case {
+        name: "two caches, 40 heads, wild",
+        heads: 40,
+        extra: Some(Extra { topk: 300, slots: 200, page: Page::Padded(64), ..EXTRA }),
+        values: Values::Wild,
+        sink: Sink::Normal,
+        ..PLAIN
+    },
+    Case {
+        name: "nothing in the secondary cache",
+        heads: 3,
+        topk: 40,
+        extra: Some(Extra { topk: 40, slots: 64, lengths: &[0], ..EXTRA }),
         ..PLAIN
     },
     Case {
         name: "a split begins in the secondary cache",
         topk: 32,
         splits: 2,
-        extra: Some(Extra { topk: 40, slots: 150, page: Page::Dense(1), lengths: &[] }),
+        extra: Some(Extra { topk: 40, slots: 150, page: Page::Dense(1), ..EXTRA }),
         values: Values::Wild,
         ..PLAIN
     },
@@ -209,33 +231,50 @@ const WINDOW: usize = 513;
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |case: Case| cases.push(case);
-    for (family, tiles) in [
-        (Family::Dsv3_2, &[16, 32][..]),
-        (Family::GlmNsa, &[32]),
-        (Family::Glm53Nope, &[16, 32]),
-        (Family::Dsv4, &[16, 32]),
-        (Family::Dsv4_1, &[16, 32]),
-        (Family::Dsv4_1Inline, &[16, 32]),
-        (Family::Dots3Swa, &[16]),
+    for (family, format, tiles) in [
+        (Family::Dsv3_2, KvCacheFormat::Fp8, &[16, 32][..]),
+        (Family::GlmNsa, KvCacheFormat::Fp8, &[32]),
+        (Family::Glm53Nope, KvCacheFormat::Fp8, &[16, 32]),
+        (Family::Dsv4, KvCacheFormat::Fp8, &[16, 32]),
+        (Family::Dsv4_1, KvCacheFormat::Fp8, &[16, 32]),
+        (Family::Dsv4_1Inline, KvCacheFormat::Fp8, &[16, 32]),
+        (Family::Dots3Swa, KvCacheFormat::Fp8, &[16]),
+        (Family::Dsv4, KvCacheFormat::Nvfp4, &[16, 32]),
+        (Family::GlmNsa, KvCacheFormat::Nvfp4, &[16, 32]),
     ] {
+        let secondary = FamilySpec::find(family, format).map_or(&[][..], |spec| spec.secondary);
         for &tile in tiles {
             for shape in SHAPES {
                 let shape = if family == Family::Dots3Swa { windowed(*shape) } else { *shape };
-                add(Case { family, tile, ..shape });
+                add(Case { family, format, tile, ..shape });
             }
-            if matches!(family, Family::Dsv4 | Family::Dsv4_1 | Family::Dsv4_1Inline) {
-                DUAL.iter().for_each(|shape| add(Case { family, tile, ..*shape }));
+            for extra in secondary {
+                for shape in DUAL {
+                    let extra = shape.extra.map(|shape| Extra { format: *extra, ..shape });
+                    add(Case { family, format, tile, extra, ..*shape });
+                }
             }
         }
     }
     JOINS.iter().for_each(|shape| add(*shape));
     add(Case {
-        name: "40 heads in two tiles of 32",
-        family: Family::Dsv4,
-        tile: 32,
-        tokens: 2,
-        heads: 40,
-        topk: 65,
+        name: "two launches, two passes",
+        family: Family::Dsv4_1,
+        tokens: 3,
+        heads: 5,
+        topk: 70,
+        splits: 2,
+        extra: Some(Extra {
+            format: KvCacheFormat::Fp4,
+            splits: 2,
+            topk: 80,
+            slots: 90,
+            lengths: &[80, 0, 33],
+            ..EXTRA
+        }),
+        lengths: &[70, 1, 0],
+        tokens_per_pass: Some(2),
+        gaps: 4,
         ..PLAIN
     });
     add(Case {

@@ -48,8 +48,8 @@ pub struct Thread {
     pub block: u32,
     pub warp: usize,
     pub lane: usize,
-    /// The launch may run beside the one before, and this warp has not waited for it.
-    pub beside_previous: bool,
+    /// The first launch that may still run as far as this warp knows.
+    pub running_since: Option<u32>,
 }
 
 #[derive(Default)]
@@ -187,8 +187,9 @@ impl Global {
         if launch == by.launch && writer != Writer::warp(by) {
             return Err(Fault::at(by.lane, format!("race: another warp of this launch wrote {}", place())));
         }
-        if by.beside_previous && launch != by.launch {
-            let what = format!("the launch before wrote {}, and griddepcontrol.wait has not been executed", place());
+        if by.running_since.is_some_and(|first| launch >= first) && launch != by.launch {
+            let what =
+                format!("a launch that may still run wrote {}, and griddepcontrol.wait has not been executed", place());
             return Err(Fault::at(by.lane, what));
         }
         Ok(())

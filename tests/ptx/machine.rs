@@ -84,9 +84,9 @@ pub struct Block {
     pub waited: Vec<bool>,
     pub elect: Elect,
     pub random: Random,
-    /// Number of the launch, and whether it may begin before the one before has ended.
+    /// Number of the launch, and the first launch that may still run when it begins.
     pub launch: u32,
-    pub beside_previous: bool,
+    pub running_since: Option<u32>,
     /// Line of the instruction under execution.
     pub line: usize,
 }
@@ -155,7 +155,7 @@ impl Context<'_> {
             block: self.block.linear_index(),
             warp: self.number,
             lane,
-            beside_previous: self.block.beside_previous && !self.block.waited[self.number],
+            running_since: self.block.running_since.filter(|_| !self.block.waited[self.number]),
         }
     }
 

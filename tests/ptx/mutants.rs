@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use sparse_mla::cuda::MODULES;
+use sparse_mla::plan::FEW_SPLITS;
 
 use crate::case::Case;
 use crate::edit::{self, Edit, Find};
@@ -32,9 +33,10 @@ const LOG2_E: &str = "0f3FB8AA3B";
 
 const MUTANTS: &[Mutant] = &[
     // ---- barriers of the block and of its parts
-    ("dsv3_2", "decode_16", "first CTA barrier of one role dropped", Drop(Nth("bar.sync", 0))),
-    ("dsv3_2", "decode_16", "last CTA barrier dropped", Drop(Last("bar.sync"))),
-    ("dsv4", "decode_32", "every CTA barrier dropped", DropEvery(&["bar.sync"])),
+    ("dsv3_2", "decode_16", "the CTA barrier dropped", Drop(Nth("bar.sync", 0))),
+    ("dsv3_2", "decode_16", "PV warps do not wait for the sums", Drop(Last(LOOP))),
+    ("dsv4", "decode_16", "QK warps do not wait for the values", Drop(Nth(LOOP, 1))),
+    ("dsv4", "decode_32", "the CTA barrier dropped", DropEvery(&["bar.sync"])),
     ("dsv3_2", "decode_16", "group barrier after the largest |q| dropped", Drop(Nth("barrier.cta.sync", 0))),
     ("dsv4", "decode_16", "every group barrier dropped", DropEvery(&["barrier.cta.sync"])),
     ("dsv4_1", "decode_32", "group barrier of the exchange dropped", Drop(Find::Before(RAISE, "barrier.cta.sync"))),
@@ -69,11 +71,11 @@ const MUTANTS: &[Mutant] = &[
     ("dsv4_1_inline", "decode_16", "no bytes expected", Before(Nth(EXPECT, 1), 2, "mov.u32 {new}, 0")),
     ("glm53_nope", "decode_32", "a stage is not announced", Drop(Nth(EXPECT, 0))),
     ("dsv3_2", "decode_16", "QK warps do not wait for rows", Drop(Nth(LOOP, 0))),
-    ("dsv3_2", "decode_16", "PV warps do not wait for a free stage", Drop(Nth(LOOP, 1))),
-    ("dsv4", "decode_16", "PV warps do not wait for weights", Drop(Nth(LOOP, 3))),
+    ("dsv3_2", "decode_16", "PV warps do not wait for a free stage", Drop(Nth(LOOP, 2))),
+    ("dsv4", "decode_16", "PV warps do not wait for weights", Drop(Nth(LOOP, 4))),
     ("dsv4_1", "decode_16", "QK warps wait for the other parity", Before(Nth(WAIT, 0), 2, "xor.b32 {new}, {old}, 1")),
-    ("dsv4_1", "decode_16", "free stages of the other parity", Before(Nth(WAIT, 1), 2, "xor.b32 {new}, {old}, 1")),
-    ("dots3_swa", "decode_16", "weights of the other parity", Before(Last(WAIT), 2, "xor.b32 {new}, {old}, 1")),
+    ("dsv4_1", "decode_16", "free stages of the other parity", Before(Nth(WAIT, 2), 2, "xor.b32 {new}, {old}, 1")),
+    ("dots3_swa", "decode_16", "weights of the other parity", Before(Nth(WAIT, 4), 2, "xor.b32 {new}, {old}, 1")),
     ("dsv3_2", "decode_32", "weights are not announced", Drop(Nth(ARRIVE, 0))),
     ("dsv3_2", "decode_32", "stages are not given back", Drop(Last(ARRIVE))),
     ("dsv4", "decode_16", "footers are not announced", Drop(Nth("cp.async.mbarrier.arrive.noinc", 0))),
@@ -88,7 +90,12 @@ const MUTANTS: &[Mutant] = &[
     ("dots3_swa", "decode_16", "footers are not copied", Drop(Nth("cp.async.ca", 0))),
     ("dots3_swa", "decode_16", "half a footer", Replace(Last("cp.async.ca"), "], 8,", "], 4,")),
     // ---- exchange between lanes
-    ("dsv3_2", "decode_16", "rows of the next lane", Before(Nth("shfl.sync.idx", 0), 2, "add.s32 {new}, {old}, 1")),
+    (
+        "dsv3_2",
+        "decode_16",
+        "rows of the next lane",
+        Before(Find::After(EXPECT, "shfl.sync.idx"), 2, "add.s32 {new}, {old}, 1"),
+    ),
     (
         "dsv3_2",
         "decode_16",
@@ -190,6 +197,26 @@ const MUTANTS: &[Mutant] = &[
         Replace(Last("cvt.rn.bf16x2.f32"), "cvt.rn.bf16x2.f32", "cvt.rn.f16x2.f32"),
     ),
     ("dsv4_1_inline", "decode_32", "an output is not stored", Drop(Last("st.global.f32"))),
+    // ---- 4-bit caches, and a secondary cache with a launch of its own
+    ("dsv4_nvfp4", "decode_16", "group barrier dropped", Drop(Last("barrier.cta.sync"))),
+    ("dsv4_nvfp4", "decode_16", "PV warps do not wait for weights", Drop(Nth(LOOP, 4))),
+    ("dsv4_nvfp4", "decode_32", "halves of K swapped", Swap(Nth(MMA, 1), 2, 0, 1)),
+    ("glm_nsa_nvfp4", "decode_16", "candidates of V swapped", Swap(Last(MMA), 2, 0, 1)),
+    (
+        "glm_nsa_nvfp4",
+        "decode_32",
+        "a copy from the next 16 bytes",
+        Before(Nth(BULK, 0), 1, "add.s64 {new}, {old}, 16"),
+    ),
+    ("glm_nsa_nvfp4", "decode_16", "16 bytes too few expected", Before(Nth(EXPECT, 0), 2, "add.s32 {new}, {old}, -16")),
+    ("dsv4_1_fp4", "decode_16", "does not wait for the launch before", DropEvery(&["griddepcontrol.wait"])),
+    ("dsv4_1_fp4", "decode_32", "weights are not announced", Drop(Nth(ARRIVE, 0))),
+    (
+        "dsv4_1_inline_fp4",
+        "decode_16",
+        "values of the next 16 dimensions",
+        Before(Last(TRANSPOSED), 1, "add.s32 {new}, {old}, 16"),
+    ),
     // ---- joining splits
     ("merge", "merge_few", "does not wait for the decode", Drop(Nth("griddepcontrol.wait", 0))),
     ("merge", "merge_many", "does not wait for the decode", Drop(Nth("griddepcontrol.wait", 0))),
@@ -202,8 +229,8 @@ const MUTANTS: &[Mutant] = &[
     (
         "merge",
         "merge_few",
-        "state of the split before",
-        Before(Nth("ld.global.cg.v2.f32", 1), 1, "add.s64 {new}, {old}, -8"),
+        "state of the next split",
+        Before(Nth("ld.global.cg.v2.f32", 0), 1, "add.s64 {new}, {old}, 8"),
     ),
     ("merge", "merge_few", "smallest instead of largest reference", Replace(Nth("max.f32", 1), "max.f32", "min.f32")),
     ("merge", "merge_few", "empty splits count", ReplaceEvery("setp.eq.f32", "setp.nan.f32")),
@@ -255,9 +282,11 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<Strin
 
 /// Whether a case launches an entry point.
 fn uses(case: &Case, module: &str, entry: &str) -> bool {
+    let plan = case.plan();
+    let kernels = [Some(plan.kernel), plan.extra.map(|extra| extra.kernel)];
     match entry {
-        "merge_few" => (2..=8).contains(&case.splits),
-        "merge_many" => case.splits > 8,
-        _ => case.plan().kernel.module == module && case.plan().kernel.entry == entry,
+        "merge_few" => (2..=FEW_SPLITS).contains(&plan.all_splits()),
+        "merge_many" => plan.all_splits() > FEW_SPLITS,
+        _ => kernels.into_iter().flatten().any(|kernel| kernel.module == module && kernel.entry == entry),
     }
 }

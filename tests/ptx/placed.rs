@@ -105,6 +105,7 @@ impl Placed {
             lse_stride: lse.strides[1] as i64,
             sm_scale: inputs.sm_scale,
             lse_base: case.lse_base,
+            kv_global_scale: inputs.kv_global_scale,
         };
         Self { decode, out, lse }
     }

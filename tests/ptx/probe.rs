@@ -43,7 +43,7 @@ impl Probe<'_> {
             threads: self.threads,
             dynamic_shared: self.shared,
             parameters: [output.to_le_bytes(), input.to_le_bytes()].concat(),
-            beside_previous: false,
+            running_since: None,
             number: 0,
         };
         schedule::run(&launch, &mut global, schedule).map_err(|report| report.to_string())?;

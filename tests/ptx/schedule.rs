@@ -62,8 +62,8 @@ pub struct Launch<'a> {
     pub threads: u32,
     pub dynamic_shared: u32,
     pub parameters: Vec<u8>,
-    /// It may begin before the launch before it has ended.
-    pub beside_previous: bool,
+    /// It may begin before the launch before it has ended: the first launch that may still run then.
+    pub running_since: Option<u32>,
     /// Number among the launches of a case.
     pub number: u32,
 }
@@ -167,7 +167,7 @@ impl<'a> Runner<'a> {
             elect: schedule.elect(),
             random: Random(seed),
             launch: launch.number,
-            beside_previous: launch.beside_previous,
+            running_since: launch.running_since,
             line: 0,
         };
         let warps = (0..count).map(|_| Warp::new(launch.entry.registers, schedule.garbage())).collect();
@@ -208,6 +208,10 @@ impl<'a> Runner<'a> {
         }
         if let Some(id) = self.block.barriers.unfinished().next() {
             return Err(self.report(None, Fault::new(format!("the block ended while warps waited at barrier {id}"))));
+        }
+        // Or whoever waits for this launch would not have waited for those before it.
+        if self.block.running_since.is_some() && !self.block.waited.contains(&true) {
+            return Err(self.report(None, Fault::new("the block ended without griddepcontrol.wait")));
         }
         Ok(())
     }

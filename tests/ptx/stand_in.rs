@@ -51,7 +51,11 @@ pub fn run(modules: &Modules, case: &Case, inputs: &Inputs, schedule: Schedule) 
     let workspace = Workspace { pointer, bytes };
     let launches = decode_launches(&plan, &placed.decode, workspace).map_err(|error| error.to_string())?;
     let mut executed = Executed::default();
-    for (number, launch) in launches.iter().flatten().enumerate() {
+    let mut running_since = 0;
+    for (number, launch) in launches.flatten().flatten().enumerate() {
+        if !launch.after_previous {
+            running_since = number as u32;
+        }
         let module = &modules[launch.module];
         let entry = module.entry(launch.entry).ok_or_else(|| format!("no entry point {}", launch.entry))?;
         let launch = schedule::Launch {
@@ -60,7 +64,7 @@ pub fn run(modules: &Modules, case: &Case, inputs: &Inputs, schedule: Schedule) 
             threads: launch.threads,
             dynamic_shared: launch.shared_bytes,
             parameters: launch.parameter_bytes(),
-            beside_previous: launch.after_previous,
+            running_since: launch.after_previous.then_some(running_since),
             number: number as u32,
         };
         let buffers = global.len();

@@ -74,13 +74,5 @@ class CudaBackend(CpuBackend):
         x = x.detach().cpu()
         return x.view(self.torch.uint16).numpy().view(BF16) if x.dtype == self.torch.bfloat16 else x.numpy()
 
-    def decode(self, *args, **kwargs):
-        try:
-            return sparse_mla.decode(*args, **kwargs)
-        except sparse_mla.UnsupportedError as error:
-            if "on a GPU" in str(error):
-                pytest.skip(str(error))
-            raise
-
 
 BACKENDS = {"cpu": CpuBackend, "cuda": CudaBackend}

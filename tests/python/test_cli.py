@@ -125,7 +125,8 @@ def test_explain_with_a_plan(words, capability, multiprocessors):
     done = explain(*arguments)
     assert done.returncode == 0, done.stderr
     for name, value in plan.items():
-        assert re.search(rf"^{name.replace('_', ' ')} +{value}$", done.stdout, re.M), (name, done.stdout)
+        cell = "-" if value is None else value
+        assert re.search(rf"^{name.replace('_', ' ')} +{cell}$", done.stdout, re.M), (name, done.stdout)
     shown = json.loads(explain(*arguments, "--json").stdout)
     assert shown["plan"] == plan
     assert shown["kernel"] == "sm_90/dsv4/fp8" + ("+fp8" if "extra_topk" in shape else "") + "/decode"
@@ -144,12 +145,15 @@ def test_show_config_with_plans(device):
     facts = sparse_mla.known_devices()[device]
     shown = json.loads(run("show-config", "--plan", "--device", device, "--json").stdout)["plan"]
     assert shown["device"] == {**facts, "compute_capability": list(facts["compute_capability"])}
-    assert {row["family"] for row in shown["shapes"]} == set(sparse_mla.supported_sparse_mla_sm120_configs())
+    for kv_cache_format in ("fp8", "nvfp4"):
+        planned = {row["family"] for row in shown["shapes"] if row["kv_cache_format"] == kv_cache_format}
+        assert planned == set(sparse_mla.supported_sparse_mla_sm120_configs(kv_cache_format=kv_cache_format))
     table = run("show-config", "--plan", "--device", device).stdout
     assert facts["name"] in table
     for row in shown["shapes"]:
-        assert re.search(r" +".join(map(re.escape, map(str, row.values()))), table)
-        shape = {name: row[name] for name in ("num_heads", "topk", "num_tokens")}
+        cells = ("-" if cell is None else str(cell) for cell in row.values())
+        assert re.search(r" +".join(map(re.escape, cells)), table)
+        shape = {name: row[name] for name in ("num_heads", "topk", "num_tokens", "kv_cache_format")}
         where = {name: facts[name] for name in ("compute_capability", "multiprocessors")}
         assert sparse_mla.plan_decode(row["family"], **shape, **where).items() <= row.items()
 

@@ -326,21 +326,18 @@ def test_capability_of_the_portable_kernels(capability):
 
 
 @pytest.mark.parametrize(
-    ("family", "request_", "argument"),
+    ("family", "request_", "kernel"),
     [
-        ("dsv4", {"kv_cache_format": "nvfp4"}, "kv_cache_format"),
-        ("glm_nsa", {"kv_cache_format": "nvfp4"}, "kv_cache_format"),
-        ("dsv4_1", {"extra_topk": 8, "extra_kv_fp4": True}, "extra_kv_fp4"),
-        ("dsv4_1_inline", {"extra_kv_fp4": True}, "extra_kv_fp4"),
+        ("dsv4", {"kv_cache_format": "nvfp4"}, "dsv4/nvfp4"),
+        ("dsv4", {"kv_cache_format": "nvfp4", "extra_topk": 8}, "dsv4/nvfp4+nvfp4"),
+        ("glm_nsa", {"kv_cache_format": "nvfp4"}, "glm_nsa/nvfp4"),
+        ("dsv4_1", {"extra_topk": 8, "extra_kv_fp4": True}, "dsv4_1/fp8+fp4"),
+        ("dsv4_1_inline", {"extra_kv_fp4": True}, "dsv4_1_inline/fp8+fp4"),
     ],
 )
-def test_what_only_the_cpu_serves(family, request_, argument):
-    assert explain_decode(family, **BASE, **request_)
-    answer = explain_decode(family, **BASE, **request_, compute_capability=(12, 0))
-    assert not answer
-    assert len(answer.reasons) == 1
-    assert answer.reasons[0].startswith(f"`{argument}` must be")
-    assert "GPU" in answer.reasons[0]
+def test_both_backends_serve_four_bit_caches(family, request_, kernel):
+    assert explain_decode(family, **BASE, **request_).kernel == f"cpu/{kernel}/decode"
+    assert explain_decode(family, **BASE, **request_, compute_capability=(12, 0)).kernel == f"sm_90/{kernel}/decode"
 
 
 @pytest.mark.parametrize(

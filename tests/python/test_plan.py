@@ -39,6 +39,16 @@ def test_a_batch_invariant_plan_does_not_depend_on_the_batch():
     assert len({(plan["kernel"], plan["splits"]) for plan in plans}) == 1
 
 
+def test_a_secondary_cache_of_other_records_has_its_own_kernel():
+    where = {**SHAPE, **GPU, "num_tokens": 2, "extra_topk": 512}
+    plan = sparse_mla.plan_decode("dsv4_1", **where, extra_kv_fp4=True)
+    tile = plan["head_tile"]
+    assert (plan["kernel"], plan["extra_kernel"]) == (f"dsv4_1/decode_{tile}", f"dsv4_1_fp4/decode_{tile}")
+    assert plan["grid"] == plan["head_tiles"] * 2 * (plan["splits"] + plan["extra_splits"])
+    same = sparse_mla.plan_decode("dsv4_1", **where)
+    assert (same["extra_kernel"], same["extra_splits"]) == (None, None)
+
+
 def test_known_devices_have_plans():
     devices = sparse_mla.known_devices()
     assert {"h200", "rtx-pro-6000", "rtx-5090", "gb10"} <= set(devices)
@@ -54,7 +64,7 @@ def test_known_devices_have_plans():
         ("dsv3_2", {**SHAPE, "num_heads": 129}, {}),
         ("dots3_swa", {**SHAPE, "topk": 512}, {}),
         ("dsv3_2", {**SHAPE, "extra_topk": 1}, {}),
-        ("dsv4", {**SHAPE, "kv_cache_format": "nvfp4"}, {}),
+        ("dsv4", {**SHAPE, "kv_cache_format": "nvfp4", "extra_topk": 8, "extra_kv_fp4": True}, {}),
         ("dsv4", SHAPE, {"compute_capability": (8, 9)}),
         ("dsv4", {**SHAPE, "num_tokens": 2**31}, {}),
     ],
