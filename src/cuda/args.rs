@@ -97,6 +97,14 @@ pub(super) struct MergeStatesArgs {
     pub reserved: i32,
 }
 
+impl MergeStatesArgs {
+    /// As the kernel reads it.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the struct is `repr(C)` of integers, `reserved` stands where padding would be.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), size_of::<Self>()) }
+    }
+}
+
 // The sizes that args.cuh asserts; its fields follow in the same order and alignment.
 const _: () = assert!(size_of::<CandidateArgs>() == 64 && size_of::<DecodeArgs>() == 240);
 const _: () = assert!(offset_of!(CandidateArgs, num_slots) == 40 && offset_of!(CandidateArgs, topk) == 56);

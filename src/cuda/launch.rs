@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
-use super::args::{CandidateArgs, DecodeArgs};
+use super::args::{CandidateArgs, DecodeArgs, MergeStatesArgs};
 use super::device::Device;
 use super::driver::refused;
 use super::workspace::Workspace;
@@ -291,15 +291,16 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Starts beside the previous kernel of the stream and waits for it inside (programmatic dependent launch).
     pub after_previous: bool,
-    parameters: Parameters,
+    pub(super) parameters: Parameters,
 }
 
 /// Kernel parameters in the order of the entry point.
 #[derive(Debug, Clone, Copy)]
-enum Parameters {
+pub(super) enum Parameters {
     Decode(DecodeArgs),
     /// And the value dimensions.
     Join(DecodeArgs, i32),
+    States(MergeStatesArgs),
 }
 
 impl Launch {
@@ -308,15 +309,17 @@ impl Launch {
         match &self.parameters {
             Parameters::Decode(args) => args.bytes().to_vec(),
             Parameters::Join(args, d_v) => [args.bytes(), &d_v.to_ne_bytes()].concat(),
+            Parameters::States(args) => args.bytes().to_vec(),
         }
     }
 
     /// # Safety
     /// `function` must be the entry point, and what the parameters point to as long as the kernel takes it to be.
-    unsafe fn enqueue(&mut self, function: sys::CUfunction, stream: CUstream) -> Result<(), Error> {
+    pub(super) unsafe fn enqueue(&mut self, function: sys::CUfunction, stream: CUstream) -> Result<(), Error> {
         let mut parameters = match &mut self.parameters {
             Parameters::Decode(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
             Parameters::Join(args, d_v) => [(&raw mut *args).cast::<c_void>(), (&raw mut *d_v).cast::<c_void>()],
+            Parameters::States(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
         };
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -1,14 +1,10 @@
 //! Joining two partial results over disjoint candidates.
 
-use std::ffi::c_void;
-
-use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::args::{MergeStatesArgs, StateArgs};
 use super::device::Device;
-use super::driver::refused;
-use super::launch::OutType;
+use super::launch::{Launch, OutType, Parameters};
 use crate::support::explain_capability;
 use crate::{Error, LseBase};
 
@@ -68,20 +64,33 @@ impl Device {
         if let Some(reason) = explain_capability((major.into(), minor.into())) {
             return Err(Error::unsupported(reason));
         }
-        let threads = merge.num_rows.saturating_mul(merge.d_v.div_ceil(VALUES).max(1));
-        let threads = u32::try_from(threads).ok().filter(|_| merge.d_v <= i32::MAX as usize).ok_or_else(|| {
-            let got = format!("{} rows of {} values", merge.num_rows, merge.d_v);
-            Error::value("out_a", "small enough for one launch (2^34 values)", got)
-        })?;
+        let mut launch = merge_launch(merge)?;
         let _context = self.enter()?;
-        let function = self.function("merge", "merge_states", stream)?;
-        let mut args = arguments(merge);
-        let mut parameters = [(&raw mut args).cast::<c_void>()];
-        let grid = (threads.div_ceil(THREADS), 1, 1);
-        // SAFETY: the kernel takes one MergeStatesArgs, whose pointers the caller vouches for.
-        unsafe { result::launch_kernel(function, grid, (THREADS, 1, 1), 0, stream, &mut parameters) }
-            .map_err(refused("cuLaunchKernel"))
+        let function = self.function(launch.module, launch.entry, stream)?;
+        // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
+        unsafe { launch.enqueue(function, stream) }
     }
+}
+
+/// What [`Device::merge_states`] enqueues for at least one row. Asks no driver.
+///
+/// # Errors
+/// [`Error::Value`] if there are too many values for one launch.
+pub fn merge_launch(merge: &MergeOnDevice) -> Result<Launch, Error> {
+    let threads = merge.num_rows.saturating_mul(merge.d_v.div_ceil(VALUES).max(1));
+    let threads = u32::try_from(threads).ok().filter(|_| merge.d_v <= i32::MAX as usize).ok_or_else(|| {
+        let got = format!("{} rows of {} values", merge.num_rows, merge.d_v);
+        Error::value("out_a", "small enough for one launch (2^34 values)", got)
+    })?;
+    Ok(Launch {
+        module: "merge",
+        entry: "merge_states",
+        grid: [threads.div_ceil(THREADS), 1],
+        threads: THREADS,
+        shared_bytes: 0,
+        after_previous: false,
+        parameters: Parameters::States(arguments(merge)),
+    })
 }
 
 fn arguments(merge: &MergeOnDevice) -> MergeStatesArgs {

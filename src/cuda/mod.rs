@@ -20,7 +20,7 @@ pub use driver::{DeviceDescription, Driver, DriverVersion, probe};
 pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Launch, Launches, OutType, decode_launches};
 #[cfg(feature = "python")]
 pub(crate) use memory::DeviceMemory;
-pub use merge::{MergeOnDevice, StateOnDevice};
+pub use merge::{MergeOnDevice, StateOnDevice, merge_launch};
 pub use slices::{CandidateSlices, DecodeSlices, OutElement, PreparedDecode, QueryElement};
 pub use workspace::Workspace;
 

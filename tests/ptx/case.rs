@@ -3,7 +3,7 @@
 use ndarray::{Array1, Array2, Array3};
 use sparse_mla::cuda::OutType;
 use sparse_mla::half::bf16;
-use sparse_mla::plan::{DecodePlan, ExtraLaunch, KERNELS};
+use sparse_mla::plan::{DecodePlan, ExtraLaunch, FEW_SPLITS, KERNELS};
 use sparse_mla::{
     CacheView, DecodeInputs, DecodeOutputs, ExtraCandidates, Family, FamilySpec, Geometry, KvCacheFormat, LseBase,
     PackedCache, Placement, ScaleRule, decode, pack_kv_cache,
@@ -158,6 +158,17 @@ impl Case {
 
     fn extra_spec(&self, extra: Extra) -> &'static FamilySpec {
         FamilySpec::find(self.family, extra.format).expect("the case names a secondary cache of the table")
+    }
+
+    /// Whether it launches an entry point.
+    pub fn launches(&self, module: &str, entry: &str) -> bool {
+        let plan = self.plan();
+        let kernels = [Some(plan.kernel), plan.extra.map(|extra| extra.kernel)];
+        match (module, entry) {
+            ("merge", "merge_few") => (2..=FEW_SPLITS).contains(&plan.all_splits()),
+            ("merge", "merge_many") => plan.all_splits() > FEW_SPLITS,
+            _ => kernels.into_iter().flatten().any(|kernel| kernel.module == module && kernel.entry == entry),
+        }
     }
 
     /// Family, format, tile and name.

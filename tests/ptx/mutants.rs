@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use sparse_mla::cuda::MODULES;
-use sparse_mla::plan::FEW_SPLITS;
 
 use crate::case::Case;
 use crate::edit::{self, Edit, Find};
@@ -272,21 +271,10 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<Strin
     };
     let mut modules: HashMap<_, _> = COMMITTED.clone();
     modules.insert(module, Arc::new(mutated));
-    for case in cases.iter().filter(|case| uses(case, module, entry)) {
+    for case in cases.iter().filter(|case| case.launches(module, entry)) {
         if let Err(why) = crate::run_case(&modules, case) {
             return Ok(format!("{}: {why}", case.name));
         }
     }
     Err("survived".into())
-}
-
-/// Whether a case launches an entry point.
-fn uses(case: &Case, module: &str, entry: &str) -> bool {
-    let plan = case.plan();
-    let kernels = [Some(plan.kernel), plan.extra.map(|extra| extra.kernel)];
-    match entry {
-        "merge_few" => (2..=FEW_SPLITS).contains(&plan.all_splits()),
-        "merge_many" => plan.all_splits() > FEW_SPLITS,
-        _ => kernels.into_iter().flatten().any(|kernel| kernel.module == module && kernel.entry == entry),
-    }
 }

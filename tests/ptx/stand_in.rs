@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-use sparse_mla::cuda::{MODULES, Workspace, decode_launches};
+use sparse_mla::cuda::{Launch, MODULES, Workspace, decode_launches};
 
 use crate::case::{Case, Inputs, Outputs};
 use crate::global::{Access, Global};
@@ -50,9 +50,20 @@ pub fn run(modules: &Modules, case: &Case, inputs: &Inputs, schedule: Schedule) 
     let pointer = global.place_next("workspace", garbage, &|_| false, Access::Scratch, 0);
     let workspace = Workspace { pointer, bytes };
     let launches = decode_launches(&plan, &placed.decode, workspace).map_err(|error| error.to_string())?;
+    let executed = run_launches(modules, launches.flatten().flatten(), &mut global, schedule)?;
+    Ok(Ran { outputs: placed.outputs(&global, case)?, executed })
+}
+
+/// Runs launches one after another.
+pub fn run_launches(
+    modules: &Modules,
+    launches: impl Iterator<Item = Launch>,
+    global: &mut Global,
+    schedule: Schedule,
+) -> Result<Executed, String> {
     let mut executed = Executed::default();
     let mut running_since = 0;
-    for (number, launch) in launches.flatten().flatten().enumerate() {
+    for (number, launch) in launches.enumerate() {
         if !launch.after_previous {
             running_since = number as u32;
         }
@@ -69,16 +80,11 @@ pub fn run(modules: &Modules, case: &Case, inputs: &Inputs, schedule: Schedule) 
         };
         let buffers = global.len();
         for variable in &module.variables {
-            global.place_at(
-                "a variable of the module",
-                variable.address,
-                variable.bytes.clone(),
-                &|_| true,
-                Access::Input,
-            );
+            let bytes = variable.bytes.clone();
+            global.place_at("a variable of the module", variable.address, bytes, &|_| true, Access::Input);
         }
-        executed += schedule::run(&launch, &mut global, schedule).map_err(|report| report.to_string())?;
+        executed += schedule::run(&launch, global, schedule).map_err(|report| report.to_string())?;
         global.truncate(buffers);
     }
-    Ok(Ran { outputs: placed.outputs(&global, case)?, executed })
+    Ok(executed)
 }
