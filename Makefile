@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 RUST_SOURCES := $(shell find src -name '*.rs') $(wildcard kernels/ptx/*) build.rs Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rust test-python test-ptx ptx lint bench wheel develop fuzz clean
+.PHONY: help demo test test-rust test-python test-ptx ptx mutants lint bench wheel develop fuzz clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,7 +16,7 @@ demo: $(VENV)/.built ## what is supported, every cache format packed and decoded
 
 test: test-ptx test-rust test-python ## all tests
 
-test-rust: ## Rust tests without and with features, documentation, package
+test-rust: ## Rust tests without and with features (the PTX is executed), documentation, package
 	cargo test --quiet
 	cargo test --quiet --all-features
 	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features
@@ -30,6 +30,9 @@ test-ptx: .ptx/.installed ## committed PTX = compiled sources; it assembles for 
 
 ptx: .ptx/.installed ## compile the kernels to kernels/ptx
 	$(BIN)/python kernels/check.py --write
+
+mutants: ## seeded faults in the PTX, each caught by a test; prints the table
+	cargo test --quiet --all-features --test ptx -- --ignored --exact --nocapture every_mutant_is_caught
 
 lint: $(VENV)/.built ## formats, lints and types of both languages
 	cargo fmt --check

@@ -1,7 +1,7 @@
 """What can be shown of the PTX without a GPU; run by `make test`, and with --write by `make ptx`.
 
 Regenerated PTX equals the committed files; the oldest assembler that knows a target takes it without spills and within
-the registers and the shared memory of a block; no hidden driver call is in it. The table is in README.md.
+the registers and the shared memory of a block; no hidden driver call is in it. The tables are in README.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import build
+import loops
 
 FLOOR_PTXAS = build.ROOT / ".ptx" / "floor" / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
 # The floor, CUDA 12.8, does not know sm_121 yet.
@@ -24,7 +25,7 @@ BLOCK_SHARED_BYTES = 101_376
 REGISTERS_PER_SM = 65_536
 TARGETS = {"sm_90": FLOOR_PTXAS, "sm_120": FLOOR_PTXAS, "sm_121": PTXAS}
 README = build.KERNELS / "README.md"
-BEGIN, END = "<!-- table: `make ptx` -->\n", "<!-- end of table -->"
+END = "<!-- end of table -->"
 
 
 @dataclass
@@ -61,13 +62,18 @@ def assemble(path: Path, target: str) -> list[Assembled]:
 
 
 def kernel_facts() -> dict[tuple[str, str], dict[str, int]]:
-    """Heads, threads and dynamic shared memory of the decode kernels, by module and entry."""
+    """Heads, candidates of a chunk, threads and dynamic shared memory of the decode kernels, by module and entry."""
     facts = {}
-    pattern = r'module: "(\w+)", entry: "(\w+)", heads: (\d+), chunk: \d+, threads: (\d+), shared_bytes: (\d+)'
-    for module, entry, heads, threads, shared in re.findall(
+    pattern = r'module: "(\w+)", entry: "(\w+)", heads: (\d+), chunk: (\d+), threads: (\d+), shared_bytes: (\d+)'
+    for module, entry, heads, chunk, threads, shared in re.findall(
         pattern, (build.KERNELS / "ptx" / "kernels.rs").read_text()
     ):
-        facts[module, entry] = {"heads": int(heads), "threads": int(threads), "shared": int(shared)}
+        facts[module, entry] = {
+            "heads": int(heads),
+            "chunk": int(chunk),
+            "threads": int(threads),
+            "shared": int(shared),
+        }
     return facts
 
 
@@ -103,25 +109,50 @@ def table() -> tuple[str, list[str]]:
     return "\n".join(lines) + "\n", wrong
 
 
+def loop_table() -> tuple[str, list[str]]:
+    """A Markdown table of the main loops' instructions for 64 candidates and 16 heads, and what is wrong."""
+    kinds = [*loops.KINDS, "other"]
+    lines = [f"| module | entry | loop | {' | '.join(kinds)} | all |", "|---|---|---|" + "---|" * (len(kinds) + 1)]
+    wrong = []
+    facts = kernel_facts()
+    for path in sorted((build.KERNELS / "ptx").glob("*.ptx")):
+        for entry, body in loops.entries(path.read_text()).items():
+            if (fact := facts.get((path.stem, entry))) is None:
+                continue
+            found = loops.main_loops(body)
+            if len(found) != 2:
+                wrong.append(f"{path.stem} {entry} has {len(found)} loops with tensor products, not QK and PV")
+                continue
+            tiles = fact["heads"] // 16
+            warps = (4 * tiles, fact["threads"] // 32 - 4 * tiles)
+            for name, count, counts in zip(("QK", "PV"), warps, found, strict=True):
+                scaled = [counts[kind] * count * 64 // fact["chunk"] // tiles for kind in kinds]
+                row = " | ".join(map(str, [*scaled, sum(scaled)]))
+                lines.append(f"| {path.stem} | {entry} | {name} | {row} |")
+    return "\n".join(lines) + "\n", wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write PTX and table instead of comparing them")
+    parser.add_argument("--write", action="store_true", help="write PTX and tables instead of comparing them")
     write = parser.parse_args().write
     wrong = build.write() if write else build.differences()
-    made, faults = table()
-    wrong += faults
-    text = README.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    expected = head + BEGIN + made + END + tail
+    text = expected = README.read_text()
+    entries, faults = table()
+    mix, loop_faults = loop_table()
+    wrong += faults + loop_faults
+    for begin, made in (("<!-- table: `make ptx` -->\n", entries), ("<!-- loops: `make ptx` -->\n", mix)):
+        head, _, rest = expected.partition(begin)
+        _, _, tail = rest.partition(END)
+        expected = head + begin + made + END + tail
     if write:
         README.write_text(expected)
     elif text != expected:
-        wrong.append("the table of kernels/README.md is not what the assembler says; run `make ptx`")
+        wrong.append("the tables of kernels/README.md are not what assembler and PTX say; run `make ptx`")
     for fault in wrong:
         print(fault)
     if not wrong:
-        print(f"PTX: {made.count(chr(10)) - 2} entry points assemble for {', '.join(TARGETS)}, none spills")
+        print(f"PTX: {entries.count(chr(10)) - 2} entry points assemble for {', '.join(TARGETS)}, none spills")
     return int(bool(wrong))
 
 

@@ -31,8 +31,10 @@ pub struct Case {
     pub lengths: &'static [i32],
     pub holes: Holes,
     pub values: Values,
-    pub sink: bool,
+    pub sink: Sink,
     pub lse_base: LseBase,
+    /// Whether the log-sum-exp is written.
+    pub lse: bool,
     pub out_type: OutType,
     /// Elements between and before the rows of every array that may have them.
     pub gaps: usize,
@@ -70,12 +72,21 @@ pub enum Holes {
     All,
 }
 
+/// The sinks of the heads.
+#[derive(Debug, Clone, Copy)]
+pub enum Sink {
+    None,
+    Normal,
+    /// Every other head's is so large that no candidate counts beside it.
+    Above,
+}
+
 /// The range of the values.
 #[derive(Debug, Clone, Copy)]
 pub enum Values {
     /// Normal, with outlier channels.
     Plain,
-    /// Rows whose scales differ by up to 2^20, so that units and references move from chunk to chunk.
+    /// Rows whose scales differ by up to 2^20, so that units and references move from chunk to chunk; outliers in Q.
     Wild,
 }
 
@@ -107,7 +118,17 @@ pub struct ExtraInputs {
 /// Results as f32.
 pub struct Outputs {
     pub out: Array3<f32>,
-    pub lse: Array2<f32>,
+    pub lse: Option<Array2<f32>>,
+}
+
+impl Outputs {
+    pub fn same_bits(&self, other: &Self) -> bool {
+        let bits = |outputs: &Self| {
+            let lse = outputs.lse.iter().flatten().map(|x| x.to_bits());
+            outputs.out.iter().map(|x| x.to_bits()).chain(lse).collect::<Vec<_>>()
+        };
+        bits(self) == bits(other)
+    }
 }
 
 impl Case {
@@ -139,26 +160,47 @@ impl Case {
         FamilySpec::find(self.family, extra.format).expect("the case names a secondary cache of the table")
     }
 
-    pub fn inputs(&self, seed: u64) -> Inputs {
+    /// Family, tile and name.
+    pub fn title(&self) -> String {
+        let extra = self.extra.map_or(String::new(), |extra| format!("+{}", extra.format));
+        format!("{} {}{extra} decode_{}, {}", self.family, self.format, self.tile, self.name)
+    }
+
+    /// Inputs that depend on the title only, not on the case's place in the table.
+    pub fn inputs(&self) -> Inputs {
         let spec = self.spec();
+        let seed = self.title().bytes().fold(17, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let extra = self.extra.map(|extra| {
-            let cache = self.cache(self.extra_spec(extra), extra.slots, extra.page, seed + 1);
-            let indices = self.indices(extra.topk, extra.slots, &cache, seed + 2);
+            let cache = self.cache(self.extra_spec(extra), extra.slots, extra.page, seed ^ 1);
+            let indices = self.indices(extra.topk, extra.slots, &cache, seed ^ 2);
             ExtraInputs { cache, indices, lengths: self.lengths(extra.lengths) }
         });
-        let cache = self.cache(spec, self.slots, self.page, seed + 5);
-        let mut random = Lcg(seed + 3);
+        let cache = self.cache(spec, self.slots, self.page, seed ^ 5);
+        let mut random = Lcg(seed ^ 3);
         Inputs {
             spec,
-            q: queries(self.tokens, self.heads, spec.d_qk(), seed + 4),
-            indices: self.indices(self.topk, self.slots, &cache, seed + 6),
+            q: self.queries(spec.d_qk(), seed ^ 4),
+            indices: self.indices(self.topk, self.slots, &cache, seed ^ 6),
             cache,
             lengths: self.lengths(self.lengths),
-            sink: self.sink.then(|| Array1::from_shape_fn(self.heads, |_| random.normal())),
+            sink: match self.sink {
+                Sink::None => None,
+                Sink::Normal => Some(Array1::from_shape_fn(self.heads, |_| random.normal())),
+                Sink::Above => Some(Array1::from_shape_fn(self.heads, |head| if head % 2 == 0 { 300.0 } else { 1.0 })),
+            },
             extra,
             sm_scale: 0.05,
             kv_global_scale: global_scale(spec),
         }
+    }
+
+    fn queries(&self, d_qk: usize, seed: u64) -> Array3<bf16> {
+        let mut q = queries(self.tokens, self.heads, d_qk, seed);
+        if matches!(self.values, Values::Wild) {
+            // A few dimensions far above the rest, so that a maximum over too few lanes overflows.
+            q.slice_mut(ndarray::s![.., .., 11..;61]).mapv_inplace(|x| bf16::from_f32(x.to_f32() * 32.0));
+        }
+        q
     }
 
     fn lengths(&self, lengths: &[i32]) -> Option<Array1<i32>> {
@@ -243,6 +285,18 @@ impl Cache {
 }
 
 impl Inputs {
+    /// Whether any candidate of a token is present.
+    pub fn is_present(&self, token: usize) -> bool {
+        let any = |cache: &Cache, indices: &Array2<i32>, lengths: &Option<Array1<i32>>| {
+            let length = lengths.as_ref().map_or(usize::MAX, |lengths| lengths[token].max(0) as usize);
+            let length = length.min(self.spec.window.unwrap_or(usize::MAX));
+            let slots = 0..cache.view().num_slots() as i64;
+            indices.row(token).iter().take(length).any(|slot| slots.contains(&i64::from(*slot)))
+        };
+        any(&self.cache, &self.indices, &self.lengths)
+            || self.extra.as_ref().is_some_and(|extra| any(&extra.cache, &extra.indices, &extra.lengths))
+    }
+
     pub fn reference(&self, case: &Case) -> Outputs {
         let mut inputs = DecodeInputs::new(self.q.view(), self.cache.view(), self.indices.view(), self.sm_scale);
         inputs.topk_length = self.lengths.as_ref().map(|lengths| lengths.view());
@@ -257,6 +311,6 @@ impl Inputs {
         let mut lse = Array2::zeros((case.tokens, case.heads));
         decode(&inputs, DecodeOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) })
             .expect("a case that is served");
-        Outputs { out, lse }
+        Outputs { out, lse: case.lse.then_some(lse) }
     }
 }

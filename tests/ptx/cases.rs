@@ -3,7 +3,7 @@
 use sparse_mla::cuda::OutType;
 use sparse_mla::{Family, FamilySpec, KvCacheFormat, LseBase};
 
-use crate::case::{Case, Extra, Holes, Page, Values};
+use crate::case::{Case, Extra, Holes, Page, Sink, Values};
 
 const PLAIN: Case = Case {
     name: "",
@@ -20,8 +20,9 @@ const PLAIN: Case = Case {
     lengths: &[],
     holes: Holes::None,
     values: Values::Plain,
-    sink: false,
+    sink: Sink::None,
     lse_base: LseBase::Two,
+    lse: true,
     out_type: OutType::Bf16,
     gaps: 0,
     tokens_per_pass: None,
@@ -40,7 +41,7 @@ const SHAPES: &[Case] = &[
         heads: 11,
         topk: 33,
         lengths: &[1000, 5, 0],
-        sink: true,
+        sink: Sink::Normal,
         lse_base: LseBase::E,
         page: Page::Padded(48),
         out_type: OutType::F32,
@@ -48,7 +49,8 @@ const SHAPES: &[Case] = &[
         ..PLAIN
     },
     Case {
-        name: "16 heads, three splits, wild",
+        name: "32 heads, three splits, wild",
+        heads: 32,
         topk: 65,
         splits: 3,
         values: Values::Wild,
@@ -64,7 +66,7 @@ const SHAPES: &[Case] = &[
         splits: 3,
         lengths: &[130, 20],
         holes: Holes::Some,
-        sink: true,
+        sink: Sink::Normal,
         page: Page::Padded(5),
         out_type: OutType::F32,
         gaps: 4,
@@ -74,7 +76,7 @@ const SHAPES: &[Case] = &[
         name: "stages refilled twice, wild",
         topk: 300,
         values: Values::Wild,
-        sink: true,
+        sink: Sink::Normal,
         page: Page::Padded(64),
         ..PLAIN
     },
@@ -85,12 +87,16 @@ const SHAPES: &[Case] = &[
         topk: 300,
         splits: 9,
         lengths: &[300, -4],
-        sink: true,
+        sink: Sink::Normal,
         lse_base: LseBase::E,
         page: Page::Dense(3),
         gaps: 4,
         ..PLAIN
     },
+    Case { name: "rows of refilled stages in odd pages", heads: 2, topk: 300, page: Page::Padded(5), ..PLAIN },
+    Case { name: "16-bit output, not aligned, no LSE", heads: 2, topk: 40, lse: false, gaps: 1, ..PLAIN },
+    Case { name: "f16 output, not aligned", heads: 9, topk: 64, out_type: OutType::F16, gaps: 1, ..PLAIN },
+    Case { name: "sinks above everything", heads: 9, topk: 40, sink: Sink::Above, out_type: OutType::F32, ..PLAIN },
     Case { name: "nothing present", tokens: 2, heads: 2, topk: 40, holes: Holes::All, lse_base: LseBase::E, ..PLAIN },
     Case {
         name: "nothing present, splits, sink",
@@ -98,7 +104,65 @@ const SHAPES: &[Case] = &[
         topk: 70,
         splits: 2,
         holes: Holes::All,
-        sink: true,
+        sink: Sink::Normal,
+        ..PLAIN
+    },
+];
+
+/// Shapes for the kernels that join splits: every output, up to the most splits.
+const JOINS: &[Case] = &[
+    Case { name: "8 splits", heads: 3, topk: 260, splits: 8, sink: Sink::Normal, ..PLAIN },
+    Case { name: "8 splits, f16", heads: 3, topk: 260, splits: 8, out_type: OutType::F16, lse: false, ..PLAIN },
+    Case { name: "7 splits, not aligned", heads: 3, topk: 260, splits: 7, gaps: 1, ..PLAIN },
+    Case {
+        name: "5 splits, float32 not aligned",
+        heads: 3,
+        topk: 260,
+        splits: 5,
+        out_type: OutType::F32,
+        gaps: 1,
+        ..PLAIN
+    },
+    Case {
+        name: "8 splits, f16 not aligned",
+        heads: 3,
+        topk: 260,
+        splits: 8,
+        out_type: OutType::F16,
+        gaps: 1,
+        ..PLAIN
+    },
+    Case { name: "64 splits", heads: 2, topk: 2100, splits: 64, values: Values::Wild, sink: Sink::Normal, ..PLAIN },
+    Case { name: "8 splits, sinks above everything", heads: 3, topk: 260, splits: 8, sink: Sink::Above, ..PLAIN },
+    Case { name: "9 splits, sinks above everything", heads: 3, topk: 260, splits: 9, sink: Sink::Above, ..PLAIN },
+    Case { name: "12 splits, float32", heads: 2, topk: 400, splits: 12, out_type: OutType::F32, ..PLAIN },
+    Case { name: "64 splits, f16", heads: 2, topk: 300, splits: 64, out_type: OutType::F16, lse: false, ..PLAIN },
+    Case { name: "33 splits, not aligned", heads: 2, topk: 300, splits: 33, gaps: 1, ..PLAIN },
+    Case {
+        name: "10 splits, float32 not aligned",
+        heads: 2,
+        topk: 300,
+        splits: 10,
+        out_type: OutType::F32,
+        gaps: 1,
+        ..PLAIN
+    },
+    Case {
+        name: "10 splits, f16 not aligned",
+        heads: 2,
+        topk: 300,
+        splits: 10,
+        out_type: OutType::F16,
+        gaps: 1,
+        ..PLAIN
+    },
+    Case {
+        name: "9 splits, nothing present",
+        heads: 2,
+        topk: 300,
+        splits: 9,
+        holes: Holes::All,
+        sink: Sink::Normal,
         ..PLAIN
     },
 ];
@@ -110,20 +174,28 @@ const DUAL: &[Case] = &[
         tokens: 2,
         heads: 11,
         topk: 33,
-        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 7], ..EXTRA }),
+        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 0], ..EXTRA }),
         lengths: &[33, 0],
-        sink: true,
+        sink: Sink::Normal,
         ..PLAIN
     },
     Case {
         name: "two caches, splits, holes",
-        heads: 24,
+        heads: 30,
         topk: 65,
         splits: 3,
         holes: Holes::Some,
-        extra: Some(Extra { topk: 130, slots: 400, splits: 3, ..EXTRA }),
+        extra: Some(Extra { topk: 650, slots: 400, splits: 3, ..EXTRA }),
         out_type: OutType::F32,
         page: Page::Padded(6),
+        ..PLAIN
+    },
+    Case {
+        name: "stages refilled from the secondary cache",
+        heads: 5,
+        topk: 70,
+        extra: Some(Extra { topk: 300, slots: 90, page: Page::Padded(5), ..EXTRA }),
+        holes: Holes::Some,
         ..PLAIN
     },
     Case {
@@ -139,10 +211,10 @@ const DUAL: &[Case] = &[
 /// A window's width may not be less than this.
 const WINDOW: usize = 513;
 
-/// Every case, each with the seed of its inputs.
-pub fn all() -> Vec<(u64, Case)> {
+/// Every case.
+pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
-    let mut add = |case: Case| cases.push((cases.len() as u64 * 100 + 17, case));
+    let mut add = |case: Case| cases.push(case);
     for (family, format, tiles) in [
         (Family::Dsv3_2, KvCacheFormat::Fp8, &[16, 32][..]),
         (Family::GlmNsa, KvCacheFormat::Fp8, &[32]),
@@ -168,6 +240,16 @@ pub fn all() -> Vec<(u64, Case)> {
             }
         }
     }
+    JOINS.iter().for_each(|shape| add(*shape));
+    add(Case {
+        name: "40 heads in two tiles of 32",
+        family: Family::Dsv4,
+        tile: 32,
+        tokens: 2,
+        heads: 40,
+        topk: 65,
+        ..PLAIN
+    });
     add(Case {
         name: "two launches, two passes",
         family: Family::Dsv4_1,

@@ -121,11 +121,11 @@ fn locate(body: &[String], find: Find) -> Result<usize, String> {
     let all = || body.iter().enumerate();
     let found = match find {
         Find::Nth(text, n) => all().filter(has(text)).nth(n),
-        Find::Last(text) => all().filter(has(text)).last(),
+        Find::Last(text) => all().rfind(has(text)),
         Find::After(anchor, text) => all().skip_while(|line| !has(anchor)(line)).skip(1).find(has(text)),
         Find::Before(anchor, text) => {
             let end = all().find(has(anchor)).map_or(0, |(at, _)| at);
-            all().take(end).filter(has(text)).last()
+            all().take(end).rfind(has(text))
         }
     };
     found.map(|(at, _)| at).ok_or_else(|| format!("no line for {find:?}"))

@@ -1,6 +1,7 @@
 //! Modules: entry points with their registers, variables and decoded instructions.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 
 use crate::isa::{self, Instruction, Raw};
 use crate::operand::{Operand, Register, Special};
@@ -321,7 +322,13 @@ impl Builder {
         let operands =
             syntax::operands(list).into_iter().map(|one| self.operand(one)).collect::<Result<Vec<_>, _>>()?;
         let raw = Raw::new(opcode, operands);
-        Ok(Instruction { guard, execute: isa::decode(&raw)?, line, text: text.to_owned() })
+        Ok(Instruction {
+            guard,
+            execute: isa::decode(&raw)?,
+            line,
+            text: text.to_owned(),
+            reached: AtomicBool::new(false),
+        })
     }
 
     fn operand(&self, text: &str) -> Result<Operand, String> {

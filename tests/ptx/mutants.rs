@@ -236,7 +236,7 @@ pub fn run() {
 }
 
 /// Which case caught a fault, and how; an error if none did, or if the fault's place was not found.
-fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[(u64, Case)]) -> Result<String, String> {
+fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<String, String> {
     let (_, text) = MODULES.iter().find(|(name, _)| *name == module).ok_or("no such module")?;
     let mutated = edit::apply(text, entry, edit)?;
     let mutated = match Module::parse(&mutated) {
@@ -245,8 +245,8 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[(u64, Case)]) -> Resul
     };
     let mut modules: HashMap<_, _> = COMMITTED.clone();
     modules.insert(module, Arc::new(mutated));
-    for (seed, case) in cases.iter().filter(|(_, case)| uses(case, module, entry)) {
-        if let Err(why) = crate::run_case(&modules, *seed, case) {
+    for case in cases.iter().filter(|case| uses(case, module, entry)) {
+        if let Err(why) = crate::run_case(&modules, case) {
             return Ok(format!("{}: {why}", case.name));
         }
     }

@@ -108,7 +108,7 @@ fn run(device: &Device, case: &Case, inputs: &Inputs) -> Result<Outputs, String>
 }
 
 /// Runs every case on device 0 and compares with the interpreter; prints the largest differences.
-pub fn compare_every_case(cases: &[(u64, Case)]) {
+pub fn compare_every_case(cases: &[Case]) {
     let device = device(0).expect("a device");
     let handle = result::device::get(0).expect("a device");
     // SAFETY: the handle was handed out just now; the context lives to the end of the process.
@@ -117,27 +117,27 @@ pub fn compare_every_case(cases: &[(u64, Case)]) {
         result::ctx::set_current(context).expect("a context");
     }
     let (mut largest, mut equal, mut failures) = (Differences::default(), 0, Vec::new());
-    for (seed, case) in cases {
-        let inputs = case.inputs(*seed);
+    for case in cases {
+        let inputs = case.inputs();
         let compared = run(device, case, &inputs).and_then(|got| {
             let want = stand_in::run(&COMMITTED, case, &inputs, Schedule::Forward)?.outputs;
-            check::compare(case, &got, &inputs.reference(case), check::FROM_CPU)?;
-            let same = got.out == want.out && got.lse == want.lse;
-            Ok((same, check::compare(case, &got, &want, check::FROM_INTERPRETER)?))
+            check::compare(case, &inputs, &got, &inputs.reference(case), check::FROM_CPU)?;
+            let same = got.same_bits(&want);
+            Ok((same, check::compare(case, &inputs, &got, &want, check::FROM_INTERPRETER)?))
         });
         match compared {
             Ok((same, differences)) => {
                 equal += usize::from(same);
                 largest = largest.max(differences);
             }
-            Err(why) => failures.push(format!("{} decode_{}, {}: {why}", case.family, case.tile, case.name)),
+            Err(why) => failures.push(format!("{}: {why}", case.title())),
         }
     }
     let all = cases.len();
-    println!(
+    crate::tell(&format!(
         "PTX on the device: {all} cases, {equal} equal to the interpreter bit for bit; largest differences from it \
          {:.1e} (out, relative L2 of a head, float32), {:.1e} (lse)",
         largest.out, largest.lse
-    );
+    ));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

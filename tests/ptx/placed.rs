@@ -101,7 +101,7 @@ impl Placed {
             out: out.address,
             out_type: case.out_type,
             out_strides: [out.strides[0] as i64, out.strides[1] as i64],
-            lse: lse.address,
+            lse: if case.lse { lse.address } else { 0 },
             lse_stride: lse.strides[1] as i64,
             sm_scale: inputs.sm_scale,
             lse_base: case.lse_base,
@@ -118,11 +118,12 @@ impl Placed {
             OutType::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         };
         let out: Vec<f32> = self.out.fetch(memory, "out")?.iter().map(value).collect();
-        let lse = self.lse.fetch(memory, "lse")?;
-        let lse = lse.iter().map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect();
+        let number = |bytes: &Vec<u8>| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let lse = case.lse.then(|| self.lse.fetch(memory, "lse")).transpose()?;
+        let lse = lse.map(|lse| Array2::from_shape_vec([case.tokens, case.heads], lse.iter().map(number).collect()));
         Ok(Outputs {
             out: Array3::from_shape_vec(self.out.rows, out).map_err(|error| error.to_string())?,
-            lse: Array2::from_shape_vec([case.tokens, case.heads], lse).map_err(|error| error.to_string())?,
+            lse: lse.transpose().map_err(|error| error.to_string())?,
         })
     }
 }

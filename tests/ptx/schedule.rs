@@ -1,6 +1,7 @@
 //! Runs launches block by block, under one of several orders of warps, blocks and landing copies.
 
 use std::ops::AddAssign;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::barrier::Barriers;
 use crate::fault::{Fault, Report};
@@ -328,6 +329,7 @@ impl<'a> Runner<'a> {
                 return Ok((Flow::Next, 0));
             }
         }
+        instruction.reached.store(true, Relaxed);
         let lanes = context.mask;
         Ok(((instruction.execute)(&mut context)?, lanes))
     }

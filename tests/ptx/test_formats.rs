@@ -90,7 +90,7 @@ fn values_become_the_nearest_codes() {
         assert_eq!(got, u32::from(f4e2m1fn::from_f32(*x).to_bits()) << 4 | 4, "e2m1 of {x}");
     }
     let from_halves = "cvt.rn.satfinite.e4m3x2.f16x2 %h0, %r1; cvt.u32.u16 %r2, %h0;";
-    let pairs: Vec<u32> = (0..4000).map(|index| index * 16 % 0x7c00 | (index * 7 % 0x7c00) << 16).collect();
+    let pairs: Vec<u32> = (0..4000).map(|index| (index * 16 % 0x7c00) | ((index * 7 % 0x7c00) << 16)).collect();
     for (pair, got) in pairs.iter().zip(pairs.chunks(256).flat_map(|part| per_lane(from_halves, part))) {
         let want = halves(*pair).map(|x| u32::from(f8e4m3fn::from_f32(x.min(448.0)).to_bits()));
         assert_eq!(got, want[1] << 8 | want[0], "e4m3 of f16 {pair:#x}");

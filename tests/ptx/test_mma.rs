@@ -158,10 +158,10 @@ fn a_byte_id_that_the_form_does_not_have_is_refused() {
 #[test]
 fn matrices_go_through_shared_memory() {
     // Element [row][column] of an 8 x 8 matrix is 8 * row + column; a lane holds [lane / 4][2 * (lane % 4)] and the next.
-    let plain = |lane: u32| 2 * lane | (2 * lane + 1) << 16;
+    let plain = |lane: u32| (2 * lane) | ((2 * lane + 1) << 16);
     let transposed = |lane: u32| {
         let (row, column) = (lane / 4, 2 * (lane % 4));
-        8 * column + row | (8 * (column + 1) + row) << 16
+        (8 * column + row) | ((8 * (column + 1) + row) << 16)
     };
     let input = bytes((0..32).map(plain));
     for (store, load, want) in [

@@ -17,6 +17,8 @@ mod move_data;
 mod sync;
 mod warp;
 
+use std::sync::atomic::AtomicBool;
+
 use crate::fault::Fault;
 use crate::machine::{Context, Flow};
 use crate::operand::{Operand, Predicate, Source, Target};
@@ -30,6 +32,8 @@ pub struct Instruction {
     pub execute: Execute,
     pub line: usize,
     pub text: String,
+    /// Some lane has executed it.
+    pub reached: AtomicBool,
 }
 
 /// An instruction with its names resolved.
