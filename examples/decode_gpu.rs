@@ -89,6 +89,7 @@ fn compare(
         sink: None,
         sm_scale,
         lse_base: LseBase::Two,
+        kv_global_scale: 1.0,
         out: out.as_view_mut(),
         lse: Some(lse.as_view_mut()),
         workspace: workspace.as_view_mut(),

@@ -95,6 +95,7 @@ impl Problem {
         let (num_tokens, topk) = self.indices.dim();
         DecodeRequest {
             num_tokens: num_tokens as i64,
+            kv_cache_format: self.spec.format,
             extra_topk: if self.dual { topk as i64 } else { 0 },
             ..DecodeRequest::new(self.spec.family, self.q.dim().1 as i64, topk as i64)
         }
@@ -150,6 +151,7 @@ impl Problem {
             sink: Some(device.sink.as_view()),
             sm_scale: 0.05,
             lse_base: LseBase::E,
+            kv_global_scale: 1.0,
             out: device.out.slice_mut(GUARD..out),
             lse: Some(device.lse.slice_mut(GUARD..lse)),
             workspace: device.workspace.as_view_mut(),
@@ -168,7 +170,7 @@ impl Problem {
 }
 
 fn gpu_specs() -> impl Iterator<Item = &'static FamilySpec> {
-    FAMILY_TABLE.iter().filter(|spec| spec.registry.is_some() && spec.module.is_some())
+    FAMILY_TABLE.iter().filter(|spec| spec.registry.is_some())
 }
 
 #[test]
@@ -212,6 +214,7 @@ fn spoil<'a>(way: usize, slices: &mut DecodeSlices<'a, u16, f32>, spare: &'a Spa
         10 => (slices.extra = None, "`extra`").1,
         11 => (slices.sink = Some(sink.slice(1..)), "`attn_sink`").1,
         12 => (slices.sm_scale = f32::NAN, "`sm_scale`").1,
+        13 => (slices.kv_global_scale = 2.0, "`kv_global_scale`").1,
         _ => return None,
     })
 }

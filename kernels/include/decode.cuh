@@ -38,6 +38,7 @@ DEVICE void decode(const DecodeArgs& args) {
     ptx::mbarrier_wait(T::met(shared), parity);
   };
 
+  const bool split = T::Format::SECONDARY || args.all_splits > 1;
   if (warp >= T::QK_WARPS) {
     PvWarp<T> pv(shared, warp - T::QK_WARPS, lane);
     Gather<T> gather(args, work, shared, warp - T::QK_WARPS, lane);
@@ -48,9 +49,9 @@ DEVICE void decode(const DecodeArgs& args) {
     for (int stage = 0; stage < T::STAGES; stage++)
       if (stage < work.chunks) gather.issue(stage, gather.source(stage, first[stage]));
     pv.run(gather, work, gather.next_slot());
-    if (args.all_splits > 1 && work.chunks > 0) pv.store_partials(args, Place::of<T>(args));
+    if (split && work.chunks > 0) pv.store_partials(args, Place::of<T>(args));
     meet(0);
-    if (args.all_splits == 1) pv.store_values(args);
+    if (!split) pv.store_values(args);
   } else {
     QkWarp<T> qk(args, work, shared, warp, lane);
     if (work.chunks > 0) {
@@ -69,7 +70,7 @@ DEVICE void decode(const DecodeArgs& args) {
   if (threadIdx.x < heads) {
     const State state = state_of_head<T>(shared, threadIdx.x);
     const int head = first_head + threadIdx.x;
-    if (args.all_splits > 1) {
+    if (split) {
       args.partial_state[place.partial_row(args, head)] = make_float2(state.reference, state.sum);
     } else {
       const Finished finished = finish_head(args, head, state.reference, state.sum);
@@ -77,7 +78,7 @@ DEVICE void decode(const DecodeArgs& args) {
       store_lse(args, place.token, head, finished.lse);
     }
   }
-  if (args.all_splits > 1) {
+  if (split) {
     // A token's splits may be two launches (two row formats): the second does not end before the first.
     ptx::wait_for_previous_grid();
     return;

@@ -171,9 +171,10 @@ impl Case {
         }
     }
 
-    /// Family, format, tile and name.
+    /// Family, formats, tile and name.
     pub fn title(&self) -> String {
-        format!("{} {} decode_{}, {}", self.family, self.format, self.tile, self.name)
+        let extra = self.extra.map_or(String::new(), |extra| format!("+{}", extra.format));
+        format!("{} {}{extra} decode_{}, {}", self.family, self.format, self.tile, self.name)
     }
 
     /// Inputs that depend on the title only, not on the case's place in the table.

@@ -49,7 +49,8 @@ const SHAPES: &[Case] = &[
         ..PLAIN
     },
     Case {
-        name: "16 heads, three splits, wild",
+        name: "32 heads, three splits, wild",
+        heads: 32,
         topk: 65,
         splits: 3,
         values: Values::Wild,
@@ -175,18 +176,18 @@ const DUAL: &[Case] = &[
         tokens: 2,
         heads: 11,
         topk: 33,
-        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 7], ..EXTRA }),
+        extra: Some(Extra { topk: 31, slots: 70, page: Page::Padded(9), lengths: &[31, 0], ..EXTRA }),
         lengths: &[33, 0],
         sink: Sink::Normal,
         ..PLAIN
     },
     Case {
         name: "two caches, splits, holes",
-        heads: 24,
+        heads: 30,
         topk: 65,
         splits: 3,
         holes: Holes::Some,
-        extra: Some(Extra { topk: 130, slots: 400, splits: 3, ..EXTRA }),
+        extra: Some(Extra { topk: 650, slots: 400, splits: 3, ..EXTRA }),
         out_type: OutType::F32,
         page: Page::Padded(6),
         ..PLAIN
@@ -195,7 +196,7 @@ const DUAL: &[Case] = &[
         name: "stages refilled from the secondary cache",
         heads: 5,
         topk: 70,
-        extra: Some(Extra { topk: 200, slots: 90, page: Page::Padded(5), ..EXTRA }),
+        extra: Some(Extra { topk: 300, slots: 90, page: Page::Padded(5), ..EXTRA }),
         holes: Holes::Some,
         ..PLAIN
     },

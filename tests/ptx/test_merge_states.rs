@@ -55,7 +55,7 @@ fn check<T: Element>(
                 for ((row, dim), x) in out.indexed_iter() {
                     bytes[(row * stride + dim * step) * size..][..size].copy_from_slice(&bytes_of(*x));
                 }
-                let is_value = |at: usize| at / size % stride % step == 0 && at / size % stride < d_v * step;
+                let is_value = |at: usize| (at / size % stride).is_multiple_of(step) && at / size % stride < d_v * step;
                 let lse = lse.iter().flat_map(|x| x.to_le_bytes()).collect();
                 StateOnDevice {
                     out: global.place("out", bytes, &is_value, 0),
