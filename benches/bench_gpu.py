@@ -19,13 +19,16 @@ from typing import Any
 import sparse_mla
 import torch
 
-GRID: list[tuple[str, tuple[int, ...]]] = [
-    ("dsv3_2", (2048, 512)),
-    ("glm53_nope", (2176,)),
-    ("dsv4", (512, 128)),
-    ("dots3_swa", (576,)),
-    ("dsv4_1", (512,)),
-    ("dsv4_1_inline", (512,)),
+# Family, cache format, widths.
+GRID: list[tuple[str, str, tuple[int, ...]]] = [
+    ("dsv3_2", "fp8", (2048, 512)),
+    ("glm_nsa", "nvfp4", (2048, 512)),
+    ("glm53_nope", "fp8", (2176,)),
+    ("dsv4", "fp8", (512, 128)),
+    ("dsv4", "nvfp4", (512, 128)),
+    ("dots3_swa", "fp8", (576,)),
+    ("dsv4_1", "fp8", (512,)),
+    ("dsv4_1_inline", "fp8", (512,)),
 ]
 HEADS = (16, 64, 128)
 TOKENS = (1, 4, 16, 64)
@@ -38,6 +41,7 @@ def make_pool(facts: dict[str, Any], generator: torch.Generator) -> tuple[torch.
     """A packed cache of random valid records, uint8 [pages, 64, bytes_per_token], and its slots. Never zeros."""
     record = facts["bytes_per_token"]
     quantised, rope, scales = facts["quantised_dims"], 2 * facts["rope_dims"], facts["scales_per_token"]
+    fp4 = facts["code"] == "e2m1"
     pages = POOL_BYTES // (64 * record)
     pool = torch.empty(pages, 64 * record, dtype=torch.uint8, device="cuda")
     for start in range(0, pages, 4096):
@@ -47,14 +51,20 @@ def make_pool(facts: dict[str, Any], generator: torch.Generator) -> tuple[torch.
             shape = (count, 64, width)
             return torch.randint(low, high, shape, device="cuda", generator=generator, dtype=torch.uint8)
 
-        codes = random(quantised, 0, 0x70) | (random(quantised, 0, 2) << 7)
+        if fp4:
+            codes = random(quantised // 2, 0, 256)
+        else:
+            codes = random(quantised, 0, 0x70) | (random(quantised, 0, 2) << 7)
         lanes = torch.randn(count, 64, rope // 2, device="cuda", generator=generator).bfloat16().view(torch.uint8)
         if facts["scale"] == "ue8m0":
-            pad = record - quantised - rope - scales
-            scale = torch.cat([random(scales, 116, 120), torch.zeros_like(random(pad, 0, 2))], 2)
+            scale = random(scales, 116, 120)
+        elif fp4:
+            scale = random(scales, 0x20, 0x30)
         else:
             values = torch.rand(count, 64, scales, device="cuda", generator=generator) * 0.01 + 0.001
             scale = values.view(torch.uint8)
+        pad = record - codes.shape[2] - rope - scale.shape[2]
+        scale = torch.cat([scale, torch.zeros_like(random(pad, 0, 2))], 2)
         if facts["placement"] == "inline":
             page = torch.cat([codes, scale, lanes], 2).flatten(1)
         else:
@@ -104,7 +114,7 @@ def time_family(
     rows: list[dict[str, Any]],
 ) -> None:
     """Times every head and token count of one family and width; prints a table and appends to `rows`."""
-    print(f"\n| {facts['family']} K {topk} | " + " | ".join(f"T {tokens}" for tokens in TOKENS) + " |")
+    print(f"\n| {facts['family']} {facts['kv_cache_format']} K {topk} | " + " | ".join(f"T {tokens}" for tokens in TOKENS) + " |")
     print("|---" * (len(TOKENS) + 1) + "|")
     for heads in HEADS:
         cells = []
@@ -117,6 +127,7 @@ def time_family(
             rows.append(
                 {
                     "family": facts["family"],
+                    "kv_cache_format": facts["kv_cache_format"],
                     "topk": topk,
                     "heads": heads,
                     "tokens": tokens,
@@ -144,7 +155,11 @@ class Call:
         self.out = torch.empty(tokens, heads, facts["d_v"], dtype=torch.bfloat16, device="cuda")
         self.lse = torch.empty(tokens, heads, device="cuda")
         self.pool, self.slots, self.generator = pool, slots, generator
-        self.words = {"family": facts["family"], "sm_scale": facts["d_qk"] ** -0.5}
+        self.words = {
+            "family": facts["family"],
+            "kv_cache_format": facts["kv_cache_format"],
+            "sm_scale": facts["d_qk"] ** -0.5,
+        }
 
     def indices(self, topk: int) -> torch.Tensor:
         """Random slots, int32 [T, topk]."""
@@ -174,20 +189,21 @@ def host_us(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("benches/results"))
-    parser.add_argument("--families", nargs="*", default=[family for family, _ in GRID])
+    parser.add_argument("--families", nargs="*", default=[family for family, *_ in GRID])
     arguments = parser.parse_args()
     generator = torch.Generator(device="cuda").manual_seed(0)
     rate = copy_rate()
-    table = {row["family"]: row for row in sparse_mla.families() if row["kv_cache_format"] == "fp8"}
+    table = {(row["family"], row["kv_cache_format"]): row for row in sparse_mla.families()}
     rows: list[dict[str, Any]] = []
     host: dict[str, float] = {}
-    for family, widths in GRID:
+    for family, kv_cache_format, widths in GRID:
         if family in arguments.families:
-            pool, slots = make_pool(table[family], generator)
+            facts = table[family, kv_cache_format]
+            pool, slots = make_pool(facts, generator)
             for topk in widths:
-                time_family(table[family], topk, pool, slots, generator, rate, rows)
+                time_family(facts, topk, pool, slots, generator, rate, rows)
             if family == "dsv3_2":
-                host = {f"T {tokens}": host_us(table[family], pool, slots, generator, tokens) for tokens in (0, 1)}
+                host = {f"T {tokens}": host_us(facts, pool, slots, generator, tokens) for tokens in (0, 1)}
             del pool
     print(f"\nmicroseconds (in brackets: over the bytes at copy speed, {rate / 1e6:.2f} TB/s)")
     for tokens, us in host.items():
