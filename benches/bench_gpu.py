@@ -51,10 +51,8 @@ def make_pool(facts: dict[str, Any], generator: torch.Generator) -> tuple[torch.
             shape = (count, 64, width)
             return torch.randint(low, high, shape, device="cuda", generator=generator, dtype=torch.uint8)
 
-        if fp4:
-            codes = random(quantised // 2, 0, 256)
-        else:
-            codes = random(quantised, 0, 0x70) | (random(quantised, 0, 2) << 7)
+        signed = random(quantised, 0, 0x70) | (random(quantised, 0, 2) << 7)
+        codes = random(quantised // 2, 0, 256) if fp4 else signed
         lanes = torch.randn(count, 64, rope // 2, device="cuda", generator=generator).bfloat16().view(torch.uint8)
         if facts["scale"] == "ue8m0":
             scale = random(scales, 116, 120)
@@ -114,7 +112,8 @@ def time_family(
     rows: list[dict[str, Any]],
 ) -> None:
     """Times every head and token count of one family and width; prints a table and appends to `rows`."""
-    print(f"\n| {facts['family']} {facts['kv_cache_format']} K {topk} | " + " | ".join(f"T {tokens}" for tokens in TOKENS) + " |")
+    title = f"{facts['family']} {facts['kv_cache_format']} K {topk}"
+    print(f"\n| {title} | " + " | ".join(f"T {tokens}" for tokens in TOKENS) + " |")
     print("|---" * (len(TOKENS) + 1) + "|")
     for heads in HEADS:
         cells = []
