@@ -3,10 +3,10 @@
 use ndarray::{Array1, Array2, Array3};
 use sparse_mla::cuda::OutType;
 use sparse_mla::half::bf16;
-use sparse_mla::plan::{DecodePlan, ExtraLaunch, FEW_SPLITS, KERNELS};
+use sparse_mla::plan::{DecodePlan, DeviceFacts, ExtraLaunch, FEW_SPLITS, KERNELS};
 use sparse_mla::{
-    CacheView, DecodeInputs, DecodeOutputs, ExtraCandidates, Family, FamilySpec, Geometry, KvCacheFormat, LseBase,
-    PackedCache, Placement, ScaleRule, decode, pack_kv_cache,
+    CacheView, DecodeInputs, DecodeOutputs, DecodeRequest, ExtraCandidates, Family, FamilySpec, Geometry,
+    KvCacheFormat, LseBase, PackedCache, Placement, ScaleRule, decode, pack_kv_cache,
 };
 
 use crate::common::{Lcg, queries};
@@ -40,6 +40,8 @@ pub struct Case {
     pub gaps: usize,
     /// None: all tokens in one pass.
     pub tokens_per_pass: Option<usize>,
+    /// The plan that is made for this device, batch-invariant or not, instead of `tile`, `splits` and passes.
+    pub planned: Option<(DeviceFacts, bool)>,
 }
 
 /// The secondary cache.
@@ -137,6 +139,16 @@ impl Case {
     }
 
     pub fn plan(&self) -> DecodePlan {
+        if let Some((device, batch_invariant)) = &self.planned {
+            let request = DecodeRequest {
+                kv_cache_format: self.format,
+                num_tokens: self.tokens as i64,
+                extra_topk: self.extra.map_or(0, |extra| extra.topk as i64),
+                extra_kv_fp4: self.extra.is_some_and(|extra| extra.format == KvCacheFormat::Fp4),
+                ..DecodeRequest::new(self.family, self.heads as i64, self.topk as i64)
+            };
+            return DecodePlan::new(&request, device, *batch_invariant).expect("a case that is served");
+        }
         let spec = self.spec();
         let kernel = |module| {
             let found = KERNELS.iter().find(|kernel| kernel.module == module && kernel.heads == self.tile);
@@ -171,10 +183,11 @@ impl Case {
         }
     }
 
-    /// Family, formats, tile and name.
+    /// Family, formats, entry point and name.
     pub fn title(&self) -> String {
         let extra = self.extra.map_or(String::new(), |extra| format!("+{}", extra.format));
-        format!("{} {}{extra} decode_{}, {}", self.family, self.format, self.tile, self.name)
+        let entry = self.plan().kernel.entry;
+        format!("{} {}{extra} {entry}, {}", self.family, self.format, self.name)
     }
 
     /// Inputs that depend on the title only, not on the case's place in the table.

@@ -1,6 +1,7 @@
 //! The table of cases: every kernel with ragged heads, widths, splits, pages and outputs.
 
 use sparse_mla::cuda::OutType;
+use sparse_mla::plan::DeviceFacts;
 use sparse_mla::{Family, FamilySpec, KvCacheFormat, LseBase};
 
 use crate::case::{Case, Extra, Holes, Page, Sink, Values};
@@ -26,6 +27,7 @@ const PLAIN: Case = Case {
     out_type: OutType::Bf16,
     gaps: 0,
     tokens_per_pass: None,
+    planned: None,
 };
 
 const EXTRA: Extra =
@@ -225,6 +227,23 @@ const DUAL: &[Case] = &[
     },
 ];
 
+/// Devices that plans are made for: a large SM120, and one with a single multiprocessor.
+const DEVICES: [DeviceFacts; 2] = [device(188), device(1)];
+
+const fn device(multiprocessors: usize) -> DeviceFacts {
+    DeviceFacts { multiprocessors, shared_memory_per_block: 101_376, compute_capability: (12, 0) }
+}
+
+/// A shape as the plans for `DEVICES` launch it, and batch-invariant.
+fn planned(family: Family, format: KvCacheFormat, extra: Option<Extra>) -> impl Iterator<Item = Case> {
+    let topk = if family == Family::Dots3Swa { WINDOW } else { 140 };
+    let shape = Case { family, format, extra, tokens: 2, heads: 19, topk, sink: Sink::Normal, gaps: 4, ..PLAIN };
+    let names = ["as planned", "as planned for one multiprocessor"].into_iter().zip(DEVICES);
+    let plans = names.map(|(name, device)| (name, device, false));
+    let plans = plans.chain([("as planned, batch-invariant", DEVICES[0], true)]);
+    plans.map(move |(name, device, invariant)| Case { name, planned: Some((device, invariant)), ..shape })
+}
+
 /// A window's width may not be less than this.
 const WINDOW: usize = 513;
 
@@ -244,6 +263,11 @@ pub fn all() -> Vec<Case> {
         (Family::GlmNsa, KvCacheFormat::Nvfp4, &[16, 32]),
     ] {
         let secondary = FamilySpec::find(family, format).map_or(&[][..], |spec| spec.secondary);
+        planned(family, format, None).for_each(&mut add);
+        for format_of_extra in secondary {
+            let extra = Extra { format: *format_of_extra, topk: 50, slots: 80, ..EXTRA };
+            planned(family, format, Some(extra)).for_each(&mut add);
+        }
         for &tile in tiles {
             for shape in SHAPES {
                 let shape = if family == Family::Dots3Swa { windowed(*shape) } else { *shape };
