@@ -39,7 +39,6 @@ use rayon::prelude::*;
 use case::Case;
 use check::Differences;
 use schedule::{Executed, Schedule};
-use sparse_mla::FAMILY_TABLE;
 use stand_in::COMMITTED;
 
 /// Orders of warps, blocks and landing copies that every case runs under.
@@ -73,9 +72,6 @@ fn tell(line: &str) {
 /// Instructions of an entry point that no case needs to reach: 64-bit divisions for operands beyond 2^32, log2 of infinity,
 /// a loop that no thread skips.
 const MOST_MISSED: usize = 7;
-/// The same of a kernel that serves secondary caches only: never the only launch of a token, it leaves the output to the
-/// kernel that joins splits, and all its code for the output is idle.
-const MOST_MISSED_OF_SECONDARY: usize = 300;
 /// Entry points with tests of their own (`test_merge_states.rs`).
 const WITHOUT_CASES: [&str; 1] = ["merge_states"];
 
@@ -115,9 +111,7 @@ fn every_case_agrees_with_the_cpu_under_every_schedule() {
             }
             let missed = entry.code.iter().filter(|one| !one.reached.load(Relaxed));
             let lines: Vec<_> = missed.map(|one| format!("line {} `{}`", one.line, one.text)).collect();
-            let is_primary = FAMILY_TABLE.iter().any(|spec| spec.registry.is_some() && spec.module == *name);
-            let is_secondary = FAMILY_TABLE.iter().any(|spec| spec.module == *name) && !is_primary;
-            if lines.len() > if is_secondary { MOST_MISSED_OF_SECONDARY } else { MOST_MISSED } {
+            if lines.len() > MOST_MISSED {
                 let (count, all) = (lines.len(), entry.code.len());
                 failures.push(format!("{name} {}: no case reaches {count} of {all}: {}", entry.name, lines.join(", ")));
             }
