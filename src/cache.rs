@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use crate::codec::{RowWriter, dequantise};
 use crate::layout::{CacheView, CacheViewMut, Geometry, PageLayout};
+use crate::rope::Rotation;
 use crate::{Element, Error, FamilySpec, threads};
 
 /// A freshly packed cache and its layout.
@@ -46,7 +47,7 @@ pub fn pack_kv_cache_into<T: Element>(cache: CacheViewMut<'_>, latent: ArrayView
         return Err(Error::value("latent", format!("at most {num_slots} rows, one per slot"), latent.nrows()));
     }
     let rows: Vec<SlotOfRow> = (0..latent.nrows()).map(|row| SlotOfRow { slot: row as u64, row }).collect();
-    write_rows(cache, latent, &rows);
+    write_rows(cache, latent, &rows, None);
     Ok(())
 }
 
@@ -58,6 +59,27 @@ pub fn append_kv_cache<T: Element>(
     cache: CacheViewMut<'_>,
     latent: ArrayView2<'_, T>,
     slot_mapping: &[i64],
+) -> Result<(), Error> {
+    append(cache, latent, slot_mapping, None)
+}
+
+/// The same with the RoPE lanes rotated before they are stored. The lowest row wins a slot before positions are looked at:
+/// if its position is not in the table, nobody writes the slot.
+pub fn append_kv_cache_with_rope<T: Element>(
+    cache: CacheViewMut<'_>,
+    latent: ArrayView2<'_, T>,
+    slot_mapping: &[i64],
+    rotation: &Rotation<'_>,
+) -> Result<(), Error> {
+    rotation.check(cache.spec, latent.nrows())?;
+    append(cache, latent, slot_mapping, Some(rotation))
+}
+
+fn append<T: Element>(
+    cache: CacheViewMut<'_>,
+    latent: ArrayView2<'_, T>,
+    slot_mapping: &[i64],
+    rotation: Option<&Rotation<'_>>,
 ) -> Result<(), Error> {
     check_width(cache.spec, latent.ncols())?;
     if slot_mapping.len() != latent.nrows() {
@@ -73,7 +95,7 @@ pub fn append_kv_cache<T: Element>(
         .collect();
     rows.sort_unstable();
     rows.dedup_by_key(|entry| entry.slot); // keeps the first, which is the lowest row
-    write_rows(cache, latent, &rows);
+    write_rows(cache, latent, &rows, rotation);
     Ok(())
 }
 
@@ -108,7 +130,12 @@ fn check_width(spec: &FamilySpec, width: usize) -> Result<(), Error> {
 }
 
 /// Writes rows sorted by slot, without duplicates; pages in parallel, since each is a slice of its own.
-fn write_rows<T: Element>(cache: CacheViewMut<'_>, latent: ArrayView2<'_, T>, rows: &[SlotOfRow]) {
+fn write_rows<T: Element>(
+    cache: CacheViewMut<'_>,
+    latent: ArrayView2<'_, T>,
+    rows: &[SlotOfRow],
+    rotation: Option<&Rotation<'_>>,
+) {
     let CacheViewMut { layout, bytes, kv_global_scale, .. } = cache;
     if rows.is_empty() {
         return;
@@ -121,13 +148,17 @@ fn write_rows<T: Element>(cache: CacheViewMut<'_>, latent: ArrayView2<'_, T>, ro
                 let first_slot = page as u64 * page_block_size;
                 let begin = rows.partition_point(|entry| entry.slot < first_slot);
                 for entry in rows[begin..].iter().take_while(|entry| entry.slot < first_slot + page_block_size) {
+                    let of_row = rotation.map(|rotation| rotation.of_row(entry.row));
+                    if let Some(None) = of_row {
+                        continue; // no such position
+                    }
                     let row = latent.row(entry.row);
                     let values = row.as_slice().unwrap_or_else(|| {
                         gathered.clear();
                         gathered.extend(row.iter().copied());
                         gathered
                     });
-                    writer.quantise(layout.row(), values, kv_global_scale);
+                    writer.quantise(layout.row(), values, of_row.flatten(), kv_global_scale);
                     layout.store(bytes, (entry.slot - first_slot) as usize, &writer.record);
                 }
             },

@@ -23,11 +23,14 @@ pub mod plan;
 #[cfg(feature = "python")]
 mod python;
 pub mod reference;
+mod rope;
 mod support;
 mod threads;
 
 pub use attention::{DecodeInputs, DecodeOutputs, ExtraCandidates, LseBase, decode};
-pub use cache::{PackedCache, append_kv_cache, pack_kv_cache, pack_kv_cache_into, unpack_kv_cache};
+pub use cache::{
+    PackedCache, append_kv_cache, append_kv_cache_with_rope, pack_kv_cache, pack_kv_cache_into, unpack_kv_cache,
+};
 pub use config::{DecodeConfig, SparseMlaSm120DecodeConfig};
 pub use element::Element;
 pub use error::Error;
@@ -37,6 +40,7 @@ pub use family::{
 };
 pub use layout::{CacheView, CacheViewMut, Geometry, PageLayout, geometry_of_shape};
 pub use merge::{PartialState, merge_states};
+pub use rope::{RopePairs, Rotation};
 pub use support::{ComputePrecision, DecodeRequest, DecodeSupport, explain_decode};
 pub use threads::{NUM_THREADS_VARIABLE, num_threads};
 

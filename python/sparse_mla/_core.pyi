@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Self, final
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
 __version__: str
@@ -345,7 +343,7 @@ def merge_states(
     """
 
 def pack_kv_cache(
-    latent: NDArray[Any],
+    latent: Any,
     *,
     family: str,
     page_block_size: int = 64,
@@ -353,38 +351,56 @@ def pack_kv_cache(
     page_stride: int | None = None,
     row_stride: int | None = None,
     kv_global_scale: float = 1.0,
-) -> NDArray[np.uint8]:
+    stream: Any = None,
+) -> Any:
     """Quantises latents into a new packed cache.
 
+    Arrays are numpy's, or any with ``__dlpack__`` as in `decode`: CUDA arrays are written by a kernel, with the
+    bytes that the CPU writes, enqueued on `stream`.
+
     Args:
-        latent: bfloat16 (uint16 bits or ml_dtypes), float16 or float32, [N, d_qk] for slots 0 to N-1, or
-            [pages, page, d_qk]. Contiguous.
+        latent: bfloat16 (uint16 bits or ml_dtypes from numpy), float16 or float32, [N, d_qk] for slots 0 to N-1, or
+            [pages, page, d_qk]. Contiguous; on a GPU it starts at a multiple of 16 bytes.
         family: row of the family table.
         page_block_size: tokens per page; for a 3-D latent it must equal the second dimension.
         kv_cache_format: ``"fp8"``, ``"nvfp4"``, or ``"fp4"`` for the extra caches of dsv4_1 and dsv4_1_inline.
         page_stride: bytes from page to page, a multiple of 16; None means the dense page rounded up to 16.
         row_stride: bytes from row to row (inline families), a multiple of 16; None means the dense row.
         kv_global_scale: glm_nsa NVFP4 only: every value is divided by it first.
+        stream: as in `decode`. None on the CPU.
 
     Returns:
-        uint8 [pages, page_block_size, bytes_per_token]; gaps between rows and pages and unused slots are zero bytes.
+        uint8 [pages, page_block_size, bytes_per_token]; gaps between rows and pages and unused slots are zero bytes. A
+        torch tensor from torch, a cupy array from cupy; other libraries get a `DeviceArray` (dense pages only).
 
     Raises:
         UnsupportedError: the family has no such format. TypeError, ValueError: bad latent, sizes or strides.
+        DeviceError: as in `decode`.
 
-    Source: `src/cache.rs`, `src/codec/`.
+    Source: `src/cache.rs`, `src/codec/`; `src/cuda/caches.rs`, `kernels/include/write.cuh`.
     """
 
 def append_kv_cache(
-    latent: NDArray[Any],
-    slot_mapping: NDArray[np.int32] | NDArray[np.int64],
-    cache: NDArray[np.uint8],
+    latent: Any,
+    slot_mapping: Any,
+    cache: Any,
     *,
     family: str,
     kv_cache_format: str = "fp8",
     kv_global_scale: float = 1.0,
+    rope_cos_sin: Any = None,
+    rope_positions: Any = None,
+    rope_interleaved: bool = True,
+    stream: Any = None,
 ) -> None:
     """Quantises latents into the named slots of a packed cache, in place.
+
+    CUDA arrays are written by a kernel, with the bytes that the CPU writes. A GPU call allocates nothing (but, once, a
+    workspace for calls of more than 8,192 rows), waits for nothing, and can be captured in a CUDA graph after `warmup`.
+
+    With `rope_cos_sin` the RoPE lanes are rotated before they are stored. With a and b the lanes of pair p, c and s the
+    cosine and sine of pair p at the row's position, a becomes ``a * c - b * s`` and b becomes ``a * s + b * c``, in
+    float32, products and sum rounded one by one, then rounded once to bfloat16 (NaN: 0x7fc0).
 
     Args:
         latent: as in `pack_kv_cache`, [N, d_qk].
@@ -392,33 +408,42 @@ def append_kv_cache(
             the lowest row wins.
         cache: writable packed cache in any form that `decode` reads. Only the addressed bytes change.
         family, kv_cache_format, kv_global_scale: as in `pack_kv_cache`.
+        rope_cos_sin: float32 [max_position, 64]: the cosines of the 32 pairs, then their sines. Contiguous; on a GPU it
+            starts at a multiple of 16 bytes. Only for formats with BF16 RoPE lanes (dsv4, dsv3_2, glm_nsa, dots3_swa).
+        rope_positions: int32 or int64 [N], with `rope_cos_sin`. A position outside the table skips its row, and with it
+            the row's slot.
+        rope_interleaved: pair p is lanes 2p and 2p + 1 (GPT-J); False: lanes p and p + 32 (NeoX).
+        stream: as in `decode`. None on the CPU.
 
     Raises:
-        UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`. Nothing has been written then.
+        UnsupportedError, TypeError, ValueError, DeviceError: as in `pack_kv_cache`. Nothing has been written then.
 
-    Source: `src/cache.rs`.
+    Source: `src/cache.rs`, `src/rope.rs`; `src/cuda/caches.rs`, `kernels/include/write.cuh`.
     """
 
 def unpack_kv_cache(
-    cache: NDArray[np.uint8],
+    cache: Any,
     *,
     family: str,
     kv_cache_format: str = "fp8",
     kv_global_scale: float = 1.0,
-) -> NDArray[np.float32]:
-    """Dequantises every slot of a packed cache.
+    stream: Any = None,
+) -> Any:
+    """Dequantises every slot of a packed cache, on the device where it lies.
 
     Args:
         cache: packed cache in any form that `decode` reads.
         family, kv_cache_format, kv_global_scale: as in `pack_kv_cache`.
+        stream: as in `decode`. None on the CPU.
 
     Returns:
-        float32 [pages * page_block_size, d_qk].
+        float32 [pages * page_block_size, d_qk], in the library of `cache` (`DeviceArray` where it is neither numpy,
+        torch nor cupy). The same numbers on CPU and GPU; of a NaN not the same bits.
 
     Raises:
-        UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`.
+        UnsupportedError, TypeError, ValueError, DeviceError: as in `pack_kv_cache`.
 
-    Source: `src/cache.rs`.
+    Source: `src/cache.rs`; `src/cuda/caches.rs`, `kernels/include/read.cuh`.
     """
 
 def warmup(family: str, *, kv_cache_format: str = "fp8", device: int = 0) -> None:

@@ -9,6 +9,7 @@ use half::bf16;
 use crate::Element;
 use crate::family::{RowFormat, ScaleRule};
 use crate::layout::Record;
+use crate::rope::RowRotation;
 
 /// Buffers of a row's quantisation, reused from row to row.
 #[derive(Debug, Clone, Default)]
@@ -30,16 +31,32 @@ impl RowWriter {
     }
 
     /// Quantises one latent of `d_qk` elements into `record`.
-    pub fn quantise<T: Element>(&mut self, row: &RowFormat, latent: &[T], kv_global_scale: f32) {
+    pub fn quantise<T: Element>(
+        &mut self,
+        row: &RowFormat,
+        latent: &[T],
+        rotation: Option<RowRotation<'_>>,
+        kv_global_scale: f32,
+    ) {
         let (quantised, rope) = latent.split_at(row.quantised_dims);
         for (value, element) in self.values.iter_mut().zip(quantised) {
             *value = element.to_f32();
         }
+        match rotation {
+            Some(rotation) => rotation.apply(|lane| rope[lane].to_f32(), &mut self.record.rope),
+            None => {
+                for (bytes, element) in self.record.rope.chunks_exact_mut(2).zip(rope) {
+                    bytes.copy_from_slice(&element.to_bf16_bits().to_le_bytes());
+                }
+            }
+        }
+        self.quantise_values(row, kv_global_scale);
+    }
+
+    /// Quantises `values` into the codes and scales of `record`.
+    fn quantise_values(&mut self, row: &RowFormat, kv_global_scale: f32) {
         if let ScaleRule::E4m3Nvfp4 { global: true } = row.scale {
             self.values.iter_mut().for_each(|value| *value /= kv_global_scale);
-        }
-        for (bytes, element) in self.record.rope.chunks_exact_mut(2).zip(rope) {
-            bytes.copy_from_slice(&element.to_bf16_bits().to_le_bytes());
         }
         let codes_per_group = row.code_bytes() / row.num_scales();
         let groups = self.values.chunks_exact_mut(row.group);

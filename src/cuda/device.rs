@@ -5,6 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
+use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, RECORD_ENTRIES, record_module};
 use super::driver::{describe, open, refused};
 use crate::plan::{DeviceFacts, KERNELS, Kernel};
 use crate::{Error, FamilySpec};
@@ -14,6 +15,15 @@ const MAX_DEVICES: usize = 64;
 
 /// The embedded PTX: name and text of every module.
 pub static MODULES: &[(&str, &str)] = &[
+    ("cache_dots3_swa", include_str!("../../kernels/ptx/cache_dots3_swa.ptx")),
+    ("cache_dsv3_2", include_str!("../../kernels/ptx/cache_dsv3_2.ptx")),
+    ("cache_dsv4", include_str!("../../kernels/ptx/cache_dsv4.ptx")),
+    ("cache_dsv4_1", include_str!("../../kernels/ptx/cache_dsv4_1.ptx")),
+    ("cache_dsv4_nvfp4", include_str!("../../kernels/ptx/cache_dsv4_nvfp4.ptx")),
+    ("cache_fp4", include_str!("../../kernels/ptx/cache_fp4.ptx")),
+    ("cache_glm", include_str!("../../kernels/ptx/cache_glm.ptx")),
+    ("cache_glm_nvfp4", include_str!("../../kernels/ptx/cache_glm_nvfp4.ptx")),
+    ("claim", include_str!("../../kernels/ptx/claim.ptx")),
     ("dots3_swa", include_str!("../../kernels/ptx/dots3_swa.ptx")),
     ("dsv3_2", include_str!("../../kernels/ptx/dsv3_2.ptx")),
     ("dsv4", include_str!("../../kernels/ptx/dsv4.ptx")),
@@ -107,18 +117,21 @@ impl Device {
         self.context.0
     }
 
-    /// Loads everything that decodes of a family and merges need, so that later calls load nothing. Not on a capturing thread.
+    /// Loads everything that a family's decodes, cache writers and readers and merges need, so that later calls load nothing.
+    /// Not on a capturing thread.
     pub fn warm_up(&self, spec: &FamilySpec) -> Result<(), Error> {
         let _context = self.enter()?;
         let secondary = spec.secondary.iter().map(|format| FamilySpec::find(spec.family, *format));
         for spec in std::iter::once(Ok(spec)).chain(secondary) {
-            let module = spec?.module;
+            let spec = spec?;
+            let module = spec.module;
             for kernel in KERNELS.iter().filter(|kernel| kernel.module == module) {
                 self.function(module, kernel.entry, std::ptr::null_mut())?;
             }
+            self.function(record_module(spec)?, RECORD_ENTRIES[0], std::ptr::null_mut())?;
         }
-        for entry in MERGE_ENTRIES {
-            self.function("merge", entry, std::ptr::null_mut())?;
+        for (module, entry) in [("merge", MERGE_ENTRIES[0]), (CLAIM_MODULE, CLAIM_ENTRIES[0])] {
+            self.function(module, entry, std::ptr::null_mut())?;
         }
         Ok(())
     }
@@ -233,9 +246,14 @@ fn load((name, ptx): (&'static str, &str)) -> Result<Functions, Error> {
     .result()
     .map_err(refused("cuModuleLoadDataEx"))?;
     let decode: Vec<&Kernel> = KERNELS.iter().filter(|kernel| kernel.module == name).collect();
-    let merge: &[&'static str] = if name == "merge" { &MERGE_ENTRIES } else { &[] };
+    let others: &[&'static str] = match name {
+        "merge" => &MERGE_ENTRIES,
+        CLAIM_MODULE => &CLAIM_ENTRIES,
+        _ if decode.is_empty() => &RECORD_ENTRIES,
+        _ => &[],
+    };
     let mut functions = Vec::new();
-    for entry in decode.iter().map(|kernel| kernel.entry).chain(merge.iter().copied()) {
+    for entry in decode.iter().map(|kernel| kernel.entry).chain(others.iter().copied()) {
         let symbol = CString::new(entry).map_err(|_| Error::Device(format!("entry point {entry} holds a NUL byte")))?;
         let mut function = std::ptr::null_mut();
         // SAFETY: `module` was loaded just now; `symbol` is NUL-terminated.

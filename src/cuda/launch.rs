@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 use super::args::{CandidateArgs, DecodeArgs, MergeStatesArgs};
+use super::cache_args::{ReadArgs, WriteArgs};
 use super::device::Device;
 use super::driver::refused;
 use super::workspace::Workspace;
@@ -301,6 +302,8 @@ pub(super) enum Parameters {
     /// And the value dimensions.
     Join(DecodeArgs, i32),
     States(MergeStatesArgs),
+    Write(WriteArgs),
+    Read(ReadArgs),
 }
 
 impl Launch {
@@ -310,6 +313,8 @@ impl Launch {
             Parameters::Decode(args) => args.bytes().to_vec(),
             Parameters::Join(args, d_v) => [args.bytes(), &d_v.to_ne_bytes()].concat(),
             Parameters::States(args) => args.bytes().to_vec(),
+            Parameters::Write(args) => args.bytes().to_vec(),
+            Parameters::Read(args) => args.bytes().to_vec(),
         }
     }
 
@@ -320,6 +325,8 @@ impl Launch {
             Parameters::Decode(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
             Parameters::Join(args, d_v) => [(&raw mut *args).cast::<c_void>(), (&raw mut *d_v).cast::<c_void>()],
             Parameters::States(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
+            Parameters::Write(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
+            Parameters::Read(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
         };
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -1,11 +1,13 @@
 //! The GPU backend: embedded PTX launched through the CUDA driver. Nothing is opened before the first use.
 //!
-//! [`probe`] says what is there, [`device`] opens a device, [`Device::decode`] and [`Device::merge_states`]
-//! launch device pointers, [`PreparedDecode`] safely over cudarc's slices;
+//! [`probe`] says what is there, [`device`] opens a device, [`Device::decode`], [`Device::merge_states`],
+//! [`Device::write_kv_cache`] and [`Device::read_kv_cache`] launch device pointers, [`PreparedDecode`] safely over cudarc's slices;
 //! [`crate::plan`] decides how.
 #![allow(unsafe_code)]
 
 mod args;
+mod cache_args;
+mod caches;
 mod device;
 mod driver;
 mod launch;
@@ -15,6 +17,9 @@ mod merge;
 mod slices;
 mod workspace;
 
+pub use caches::{
+    ReadOnDevice, RotationOnDevice, RowNumbers, WriteOnDevice, read_launch, record_module, write_launches,
+};
 pub use device::{Device, MODULES, device};
 pub use driver::{DeviceDescription, Driver, DriverVersion, probe};
 pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Launch, Launches, OutType, decode_launches};

@@ -123,7 +123,7 @@ pub(super) fn decode<'py>(
     }
 }
 
-fn refuse_gpu_argument(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+pub(super) fn refuse_gpu_argument(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     match value {
         None => Ok(()),
         Some(value) => Err(Error::value(name, "None for arrays on the CPU", value).into()),

@@ -3,6 +3,7 @@
 mod argument;
 mod array;
 mod caches;
+mod caches_on_device;
 mod config;
 mod decode;
 mod device_array;

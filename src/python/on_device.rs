@@ -101,7 +101,7 @@ fn state(state: &State<'_>) -> Result<StateOnDevice, Error> {
     })
 }
 
-fn out_type(out: &Array<'_>) -> OutType {
+pub(super) fn out_type(out: &Array<'_>) -> OutType {
     match out.dtype {
         DType::F16 => OutType::F16,
         DType::F32 => OutType::F32,
@@ -138,7 +138,7 @@ fn workspace_of(array: &Array<'_>) -> Result<Workspace, Error> {
     Ok(Workspace { pointer: array.address(), bytes: array.shape.iter().product() })
 }
 
-fn require_aligned(name: &str, address: u64, bytes: u64) -> Result<(), Error> {
+pub(super) fn require_aligned(name: &str, address: u64, bytes: u64) -> Result<(), Error> {
     if address.is_multiple_of(bytes) {
         return Ok(());
     }

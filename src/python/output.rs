@@ -72,3 +72,32 @@ pub(super) fn empty<'py>(
         },
     }
 }
+
+/// New bytes under `strides` in an allocation of `bytes` bytes, on the device of `like`.
+pub(super) fn strided_bytes<'py>(
+    name: &str,
+    like: &Array<'py>,
+    shape: [usize; 3],
+    strides: [usize; 3],
+    bytes: usize,
+    importer: &Importer,
+) -> PyResult<Bound<'py, PyAny>> {
+    if shape.iter().product::<usize>() == bytes {
+        return empty(name, like, &shape, DType::U8, importer);
+    }
+    let module = like.object.get_type().module()?.to_string();
+    let library = module.split('.').next().unwrap_or_default();
+    if !matches!(library, "torch" | "cupy") {
+        let accepted =
+            "dense pages (a `page_stride` of whole rows) where the library of the latent is neither torch nor cupy";
+        return Err(Error::value("page_block_size", accepted, format!("pages of {} bytes", strides[0])).into());
+    }
+    let flat = empty(name, like, &[bytes], DType::U8, importer)?;
+    match library {
+        "torch" => flat.call_method1("as_strided", (shape, strides)),
+        _ => {
+            let (py, stride_tricks) = (flat.py(), flat.py().import("cupy.lib.stride_tricks")?);
+            stride_tricks.call_method1("as_strided", (flat, PyTuple::new(py, shape)?, PyTuple::new(py, strides)?))
+        }
+    }
+}

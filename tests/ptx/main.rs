@@ -1,6 +1,7 @@
 //! Executes the committed PTX on the CPU, more strictly than hardware does; `docs/ptx-execution.md`.
 
 mod barrier;
+mod caches;
 mod case;
 mod cases;
 mod check;

@@ -416,3 +416,110 @@ def test_round_trip_error_is_within_half_a_step(rec, seed, exponent):
         step = np.maximum(size[:, : rec.dims], np.clip(ratio, 2**-9, 448) + slip) / 4
     assert (error[:, : rec.dims] <= (step + 6 * slip) * (1 + 1e-5)).all()
     assert (error[:, rec.dims :] <= size[:, rec.dims :] * 2**-8).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Rotation of the RoPE lanes on the way into the cache
+
+ROPE = [r for r in oracle.ALL if r.rope]
+
+
+def rotated(rec, x, cos_sin, positions, interleaved):
+    """`x` as float32 with its RoPE lanes rotated and rounded to bfloat16, one float32 operation at a time."""
+    x = oracle.to_f32(x).copy()
+    lanes = x[:, rec.dims :]
+    half = rec.rope // 2
+    first = slice(0, None, 2) if interleaved else slice(0, half)
+    second = slice(1, None, 2) if interleaved else slice(half, None)
+    a, b = lanes[:, first].copy(), lanes[:, second].copy()
+    c, s = cos_sin[positions, :half], cos_sin[positions, half:]
+    lanes[:, first] = (a * c - b * s).astype(BF16)
+    lanes[:, second] = (a * s + b * c).astype(BF16)
+    return x
+
+
+@property_test
+@given(
+    rec=st.sampled_from(ROPE),
+    seed=st.integers(0, 2**32 - 1),
+    interleaved=st.booleans(),
+    wide=st.booleans(),
+    dtype=st.sampled_from([BF16, np.float16, np.float32]),
+)
+def test_append_with_rope_is_append_of_rotated_rows(rec, seed, interleaved, wide, dtype):
+    rng = np.random.default_rng(seed)
+    x = oracle.latents(rng, 9, rec, dtype)
+    cos_sin = rng.standard_normal((20, rec.rope)).astype(np.float32)
+    positions = rng.integers(0, 20, 9).astype(np.int64 if wide else np.int32)
+    slots = rng.integers(-1, 9, 9).astype(np.int32 if wide else np.int64)
+    got, want = oracle.empty(rec, 2, 4, fill=GUARD), oracle.empty(rec, 2, 4, fill=GUARD)
+    rope = {"rope_cos_sin": cos_sin, "rope_positions": positions, "rope_interleaved": interleaved}
+    append_kv_cache(x, slots, got.view(), **rope, **words(rec))
+    append_kv_cache(rotated(rec, x, cos_sin, positions, interleaved), slots, want.view(), **words(rec))
+    np.testing.assert_array_equal(got.raw, want.raw)
+
+
+def test_rope_by_hand():
+    """A quarter turn and a half angle, in both pairings; lanes 2 and 33 stand still."""
+    rec = RECORDS["dsv3_2", "fp8"]
+    x = np.zeros((1, 576), np.float32)
+    x[0, 512], x[0, 513], x[0, 544] = 3, 5, 7
+    cos_sin = np.zeros((2, 64), np.float32)
+    cos_sin[1, :32], cos_sin[1, 0], cos_sin[1, 32] = 1, 0, 1  # the first pair turns by 90 degrees
+    for interleaved, lanes in ((True, {0: -5, 1: 3, 32: 7}), (False, {0: -7, 1: 5, 32: 3})):
+        cache = oracle.empty(rec, 1, 1)
+        rope = {"rope_cos_sin": cos_sin, "rope_positions": np.ones(1, np.int32), "rope_interleaved": interleaved}
+        append_kv_cache(x, np.zeros(1, np.int32), cache.view(), **rope, **words(rec))
+        got = cache.rows([0])[0, 512:]
+        assert {int(lane): got[lane] for lane in np.flatnonzero(got)} == lanes
+
+
+def test_a_row_without_a_position_is_skipped():
+    """It takes its slot with it: the lowest row is chosen first."""
+    rec = RECORDS["dsv4", "fp8"]
+    x = np.ones((4, 512), np.float32)
+    cache = oracle.empty(rec, 1, 4, fill=GUARD)
+    rope = {"rope_cos_sin": np.ones((3, 64), np.float32), "rope_positions": np.array([3, 0, -1, 2])}
+    append_kv_cache(x, np.array([0, 0, 1, 2]), cache.view(), **rope, **words(rec))
+    written = [slot for slot in range(4) if cache.raw[slot * 576] != GUARD]
+    assert written == [2]
+
+
+@pytest.mark.parametrize("family", ["glm53_nope", "dsv4_1", "dsv4_1_inline"])
+def test_rope_needs_lanes_of_its_own(family):
+    rec = RECORDS[family, "fp8"]
+    rope = {"rope_cos_sin": np.ones((3, 64), np.float32), "rope_positions": np.zeros(1, np.int32)}
+    with pytest.raises(ValueError, match=f"`rope_cos_sin` must be None for family {family}"):
+        append_kv_cache(
+            np.ones((1, 512), np.float32), np.zeros(1, np.int32), oracle.empty(rec, 1, 1).view(), **rope, **words(rec)
+        )
+
+
+def test_rope_arguments_are_checked():
+    rec = RECORDS["glm_nsa", "fp8"]
+    x, slots, cache = np.ones((2, 576), np.float32), np.zeros(2, np.int32), oracle.empty(rec, 1, 1, fill=GUARD)
+    table, positions = np.ones((3, 64), np.float32), np.zeros(2, np.int64)
+    for error, match, rope in (
+        (ValueError, "`rope_positions` must be given together", {"rope_cos_sin": table}),
+        (ValueError, "`rope_cos_sin` must be given together", {"rope_positions": positions}),
+        (
+            ValueError,
+            r"`rope_cos_sin` must be of shape \[max_position, 64\]",
+            {"rope_cos_sin": np.ones((3, 32), np.float32), "rope_positions": positions},
+        ),
+        (
+            ValueError,
+            r"`rope_positions` must be one position per row",
+            {"rope_cos_sin": table, "rope_positions": positions[:1]},
+        ),
+        (TypeError, "`rope_cos_sin`", {"rope_cos_sin": table.astype(np.float64), "rope_positions": positions}),
+        (TypeError, "`rope_positions`", {"rope_cos_sin": table, "rope_positions": positions.astype(np.float32)}),
+        (
+            TypeError,
+            "`rope_interleaved` must be a bool",
+            {"rope_cos_sin": table, "rope_positions": positions, "rope_interleaved": "yes"},
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            append_kv_cache(x, slots, cache.view(), **rope, **words(rec))
+    assert (cache.raw == GUARD).all()

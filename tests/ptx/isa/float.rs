@@ -29,6 +29,8 @@ pub fn decode(raw: &Raw<'_>) -> Decoded {
         ["tanh", "approx", "f32"] => unary(raw, |a| f64::from(a).tanh() as f32)?,
         ["neg", "f32"] => unary(raw, |a| -a)?,
         ["abs", "f32"] => unary(raw, f32::abs)?,
+        // The sign of the first operand on the second.
+        ["copysign", "f32"] => binary(raw, |a, b| b.copysign(a))?,
         ["max", "f32"] => binary(raw, maximum)?,
         ["min", "f32"] => binary(raw, |a, b| -maximum(-a, -b))?,
         ["max", "NaN", "f32"] => binary(raw, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { maximum(a, b) })?,

@@ -1,0 +1,19 @@
+// The entry points of one kind of record: CACHE_KERNELS(record).
+#pragma once
+#include "read.cuh"
+#include "write.cuh"
+
+// What a test compares with the family table; it reads these constants out of the PTX.
+struct RecordShape {
+  int quantised, group, code_bytes, scale_bytes;
+};
+
+#define CACHE_KERNELS(...)                                                                                     \
+  extern "C" __device__ const RecordShape record = {__VA_ARGS__::QUANTISED, __VA_ARGS__::GROUP,                \
+                                                    __VA_ARGS__::CODE_BYTES, __VA_ARGS__::SCALE_BYTES};        \
+  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS) write(const __grid_constant__ WriteArgs args) { \
+    write_cache<__VA_ARGS__>(args);                                                                            \
+  }                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(32 * READ_SLOTS) read(const __grid_constant__ ReadArgs args) {  \
+    read_cache<__VA_ARGS__>(args);                                                                             \
+  }

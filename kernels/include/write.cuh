@@ -1,0 +1,100 @@
+// The writer of packed caches. One warp = one latent row.
+//
+// Contract: WriteArgs (cache_args.cuh). With slots the row goes to its slot, if that exists, its position exists and no lower
+// row names the slot; nothing else is touched. Without slots row r goes to slot r, slots without a row become zero, and
+// so does every byte between records.
+// Geometry: a row or slot per warp, WRITE_ROWS warps a block; grid = ceil(rows or slots / WRITE_ROWS).
+#pragma once
+#include "claim.cuh"
+#include "latent.cuh"
+
+// `bytes` and the address are multiples of 8.
+DEVICE void zero_bytes(u8* from, i64 bytes, int lane) {
+  for (i64 at = lane * 8; at < bytes; at += 32 * 8) *reinterpret_cast<uint2*>(from + at) = make_uint2(0, 0);
+}
+
+template <class R>
+DEVICE void store_scale(u8* scales, int group, u32 stored) {
+  if (R::SCALE == 4) reinterpret_cast<u32*>(scales)[group] = stored;
+  else scales[group] = stored;
+}
+
+template <class R>
+DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const Place& place, int lane) {
+  constexpr int UNITS = Latent<R>::UNITS, LANES = R::GROUP / UNIT;  // lanes of a group
+  u32 amax[UNITS];
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) {
+    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(latent.v[i], largest_bits(latent.v[i]), args.global_scale);
+    amax[i] = largest_bits(latent.v[i]);
+  }
+#pragma unroll
+  for (int step = LANES / 2; step; step >>= 1) {
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) amax[i] = max(amax[i], __shfl_xor_sync(~0u, amax[i], step));
+  }
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) {
+    if (!Latent<R>::has_unit(i, lane)) continue;
+    const int unit = i * 32 + lane;
+    u32 stored;
+    uint2 codes;
+    if (amax[i] < INFINITE) {
+      const Scale scale = scale_of<R>(amax[i]);
+      stored = scale.stored;
+      codes = codes_of<R>(latent.v[i], scale);
+    } else {
+      stored = non_finite_scale<R>();
+      codes = non_finite_codes<R>(latent.v[i], amax[i]);
+    }
+    if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
+    else reinterpret_cast<uint2*>(place.data)[unit] = codes;
+    if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
+  }
+  if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
+  if (args.rope_dims && lane >= FIRST_ROPE_LANE)
+    reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
+}
+
+// A slot without a row.
+template <class R>
+DEVICE void zero_record(const WriteArgs& args, const Place& place, int lane) {
+  zero_bytes(place.data, R::CODE_BYTES, lane);
+  zero_bytes(place.scales, R::SCALE_BYTES, lane);
+  zero_bytes(place.data + args.to.rope_at, args.rope_dims * 2, lane);
+}
+
+// What lies between this record and the next one.
+DEVICE void zero_gaps(const WriteArgs& args, const Place& place, int lane) {
+  if (args.row_gap) zero_bytes(place.data + args.to.data_stride - args.row_gap, args.row_gap, lane);
+  if (place.row + 1 == args.to.page_block_size)
+    zero_bytes(place.page + args.page_gap_at, args.to.page_stride - args.page_gap_at, lane);
+}
+
+template <class R>
+DEVICE void write_cache(const WriteArgs& args) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const u32 first_row = blockIdx.x * WRITE_ROWS, row = first_row + warp;
+  const bool present = row < args.num_rows;
+  Latent<R> latent = {};
+  if (present) latent.load(args, row, lane);
+  i64 slot = -1;
+  if (!args.slots) slot = row < args.to.num_slots ? static_cast<i64>(row) : -1;
+  else if (present) slot = slot_of(args, row);
+  u64 position = 0;
+  if (args.cos_sin && present) {
+    position = args.wide_positions ? __ldg(static_cast<const u64*>(args.positions) + row)
+                                   : static_cast<i64>(__ldg(static_cast<const int*>(args.positions) + row));
+  }
+  if (args.slots && !args.claims && lower_row_has(args, slot, first_row, warp, lane)) return;
+  if (slot < 0) return;
+  if (args.slots && args.claims && !holds_claim(args, row, slot)) return;
+  if (args.cos_sin && present) {
+    if (position >= args.max_position) return;
+    latent.rotate(args, position, lane);
+  }
+  const Place place = Place::of(args.to, slot);
+  if (present) store_record(args, latent, place, lane);
+  else zero_record<R>(args, place, lane);
+  if (!args.slots) zero_gaps(args, place, lane);
+}

@@ -1,0 +1,272 @@
+//! Packed caches on a device: the launches that write and read them.
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+
+use super::cache_args::{CacheArgs, ReadArgs, WriteArgs};
+use super::device::Device;
+use super::driver::refused;
+use super::launch::{CacheOnDevice, Launch, OutType, Parameters};
+use super::workspace::Workspace;
+use crate::support::explain_capability;
+use crate::{Error, FamilySpec, Placement, RopePairs, ScaleRule};
+
+/// Warps of a block, one row or slot each: WRITE_ROWS and READ_SLOTS of the kernels.
+const ROWS_PER_BLOCK: usize = 8;
+/// Threads of a block of every kernel here.
+const THREADS: u32 = 256;
+/// Most rows whose duplicates are found by searching the rows before: one launch, but quadratic.
+const MAX_SEARCHED_ROWS: usize = 8192;
+/// Most rows or slots of a launch.
+const MAX_ROWS: usize = i32::MAX as usize;
+
+/// The modules, by the record that they write and read.
+const RECORD_MODULES: &[(ScaleRule, usize, &str)] = &[
+    (ScaleRule::Ue8m0, 448, "cache_dsv4"),
+    (ScaleRule::Pow2Fp32, 512, "cache_dsv3_2"),
+    (ScaleRule::ArbitraryFp32, 512, "cache_glm"),
+    (ScaleRule::Ue8m0, 1024, "cache_dots3_swa"),
+    (ScaleRule::Ue8m0, 512, "cache_dsv4_1"),
+    (ScaleRule::E4m3Nvfp4 { global: false }, 448, "cache_dsv4_nvfp4"),
+    (ScaleRule::E4m3Nvfp4 { global: true }, 512, "cache_glm_nvfp4"),
+    (ScaleRule::E4m3Floored, 512, "cache_fp4"),
+];
+
+/// Entry points of such a module, and of the module for many rows.
+pub(super) const RECORD_ENTRIES: [&str; 2] = ["write", "read"];
+pub(super) const CLAIM_MODULE: &str = "claim";
+pub(super) const CLAIM_ENTRIES: [&str; 1] = ["claim_slots"];
+
+/// The module that writes and reads the records of a line of the family table.
+pub fn record_module(spec: &FamilySpec) -> Result<&'static str, Error> {
+    let key = (spec.row.scale, spec.row.quantised_dims);
+    let found = RECORD_MODULES.iter().find(|(scale, dims, _)| (*scale, *dims) == key);
+    found.map(|(_, _, module)| *module).ok_or_else(|| {
+        let got = format!("'{}' of family {}", spec.format, spec.family);
+        Error::value("kv_cache_format", "a format that GPU kernels write", got)
+    })
+}
+
+/// int32 or int64 numbers in device memory, one per row.
+#[derive(Debug, Clone, Copy)]
+pub struct RowNumbers {
+    /// The first.
+    pub pointer: CUdeviceptr,
+    /// int64 instead of int32.
+    pub wide: bool,
+}
+
+/// The rotation of every row, as [`crate::Rotation`].
+#[derive(Debug, Clone, Copy)]
+pub struct RotationOnDevice {
+    /// float32 `[max_position, rope_dims]`, contiguous, 16-byte aligned.
+    pub cos_sin: CUdeviceptr,
+    /// Rows of the table.
+    pub max_position: usize,
+    /// A position per row.
+    pub positions: RowNumbers,
+    /// The pairs.
+    pub pairs: RopePairs,
+}
+
+/// Latent rows and where they go.
+#[derive(Debug, Clone, Copy)]
+pub struct WriteOnDevice {
+    /// Line of the family table.
+    pub spec: &'static FamilySpec,
+    /// The cache.
+    pub cache: CacheOnDevice,
+    /// `[num_rows, d_qk]`, contiguous, 16-byte aligned.
+    pub latent: CUdeviceptr,
+    /// Type of `latent`.
+    pub latent_type: OutType,
+    /// Rows of `latent`.
+    pub num_rows: usize,
+    /// A slot per row, as [`crate::append_kv_cache`] takes them. None: as [`crate::pack_kv_cache`], row r goes to slot r, and
+    /// all other bytes of the cache's `pages * page_stride` become zero.
+    pub slots: Option<RowNumbers>,
+    /// The rotation of the RoPE lanes.
+    pub rotation: Option<RotationOnDevice>,
+    /// Divides every value of a format that has one; 1 elsewhere.
+    pub kv_global_scale: f32,
+}
+
+/// A cache and where its values go.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadOnDevice {
+    /// Line of the family table.
+    pub spec: &'static FamilySpec,
+    /// The cache.
+    pub cache: CacheOnDevice,
+    /// float32 `[num_slots, d_qk]`, contiguous, 16-byte aligned.
+    pub out: CUdeviceptr,
+    /// Multiplies every value of a format that has one; 1 elsewhere.
+    pub kv_global_scale: f32,
+}
+
+impl WriteOnDevice {
+    /// Bytes of workspace: none up to some thousands of rows.
+    pub fn workspace_bytes(&self) -> usize {
+        match self.slots {
+            Some(_) if self.num_rows > MAX_SEARCHED_ROWS => 4 * (2 * self.num_rows).next_power_of_two(),
+            _ => 0,
+        }
+    }
+}
+
+impl Device {
+    /// Enqueues on `stream` what [`crate::append_kv_cache_with_rope`] or [`crate::pack_kv_cache`] does, with the same bytes.
+    /// Allocates nothing and waits for nothing once the modules are loaded.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device is too old; [`Error::Value`] if the workspace is too small or there are too many
+    /// rows for one launch; [`Error::Device`] if the driver refuses, or if the stream is being captured while a module is
+    /// not loaded yet.
+    ///
+    /// # Safety
+    /// Every pointer must be valid on this device for what its field says, until the work is done; cache and workspace
+    /// must overlap neither each other nor an input, nor be used by other work meanwhile; `stream` must belong to
+    /// this device's primary context (null: its default stream).
+    pub unsafe fn write_kv_cache(
+        &self,
+        write: &WriteOnDevice,
+        workspace: Workspace,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let launches = write_launches(write, workspace)?;
+        // SAFETY: the caller vouches for the pointers in the launches.
+        unsafe { self.enqueue_all(launches, workspace.pointer, write.workspace_bytes(), stream) }
+    }
+
+    /// Enqueues on `stream` what [`crate::unpack_kv_cache`] computes. Allocates nothing and waits for nothing once the module
+    /// is loaded.
+    ///
+    /// # Errors
+    /// As [`Device::write_kv_cache`].
+    ///
+    /// # Safety
+    /// As [`Device::write_kv_cache`], of `out`.
+    pub unsafe fn read_kv_cache(&self, read: &ReadOnDevice, stream: CUstream) -> Result<(), Error> {
+        let launches = [read_launch(read)?, None];
+        // SAFETY: the caller vouches for the pointers in the launch.
+        unsafe { self.enqueue_all(launches, 0, 0, stream) }
+    }
+
+    /// # Safety
+    /// The pointers in the launches must be valid for what their kernels do, and `claim_bytes` bytes at `claims`.
+    unsafe fn enqueue_all(
+        &self,
+        launches: [Option<Launch>; 2],
+        claims: CUdeviceptr,
+        claim_bytes: usize,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        if launches.iter().flatten().next().is_none() {
+            return Ok(());
+        }
+        let (major, minor) = self.facts().compute_capability;
+        if let Some(reason) = explain_capability((major.into(), minor.into())) {
+            return Err(Error::unsupported(reason));
+        }
+        let _context = self.enter()?;
+        // Every module is loaded before anything is enqueued.
+        let mut functions = [std::ptr::null_mut(); 2];
+        for (function, launch) in functions.iter_mut().zip(&launches) {
+            if let Some(launch) = launch {
+                *function = self.function(launch.module, launch.entry, stream)?;
+            }
+        }
+        if claim_bytes > 0 {
+            // SAFETY: the caller vouches for the memory.
+            unsafe { sys::cuMemsetD8Async(claims, 0xff, claim_bytes, stream) }
+                .result()
+                .map_err(refused("cuMemsetD8Async"))?;
+        }
+        for (function, launch) in functions.into_iter().zip(launches) {
+            if let Some(mut launch) = launch {
+                // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
+                unsafe { launch.enqueue(function, stream) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What [`Device::write_kv_cache`] enqueues, in this order: for many rows the kernel that settles who wins a slot, after
+/// [`WriteOnDevice::workspace_bytes`] bytes of the workspace were set to 0xff; then the writer. Asks no driver.
+///
+/// # Errors
+/// [`Error::Value`] if the workspace is too small or there are too many rows.
+pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Option<Launch>; 2], Error> {
+    let module = record_module(write.spec)?;
+    let layout = &write.cache.layout;
+    let row = layout.row();
+    let num_slots = write.cache.pages.saturating_mul(layout.page_block_size());
+    let warps = if write.slots.is_some() { write.num_rows } else { num_slots };
+    if warps.max(write.num_rows) > MAX_ROWS {
+        return Err(Error::value("latent", format!("at most {MAX_ROWS} rows and slots for one launch"), warps));
+    }
+    let needed = write.workspace_bytes();
+    if workspace.bytes < needed {
+        return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
+    }
+    if warps == 0 {
+        return Ok([None, None]);
+    }
+    let inline = row.placement == Placement::Inline;
+    let args = WriteArgs {
+        to: CacheArgs::of(&write.cache),
+        latent: write.latent,
+        slots: write.slots.map_or(0, |slots| slots.pointer),
+        claims: if needed > 0 { workspace.pointer } else { 0 },
+        cos_sin: write.rotation.map_or(0, |rotation| rotation.cos_sin),
+        positions: write.rotation.map_or(0, |rotation| rotation.positions.pointer),
+        max_position: write.rotation.map_or(0, |rotation| rotation.max_position as u64),
+        row_gap: if inline { (layout.row_stride() - row.bytes_per_token()) as i64 } else { 0 },
+        page_gap_at: (layout.page_block_size() * layout.row_stride()) as i64,
+        num_rows: write.num_rows as u32,
+        claim_mask: (needed / 4).saturating_sub(1) as u32,
+        rope_dims: row.rope_dims as u32,
+        latent_type: write.latent_type as i32,
+        wide_slots: write.slots.is_some_and(|slots| slots.wide).into(),
+        wide_positions: write.rotation.is_some_and(|rotation| rotation.positions.wide).into(),
+        half_split: write.rotation.is_some_and(|rotation| rotation.pairs == RopePairs::HalfSplit).into(),
+        global_scale: write.kv_global_scale,
+    };
+    let claim = (needed > 0).then(|| {
+        launch(CLAIM_MODULE, CLAIM_ENTRIES[0], write.num_rows.div_ceil(THREADS as usize), Parameters::Write(args))
+    });
+    let writer = launch(module, "write", warps.div_ceil(ROWS_PER_BLOCK), Parameters::Write(args));
+    Ok([claim.or(Some(writer)), claim.and(Some(writer))])
+}
+
+/// What [`Device::read_kv_cache`] enqueues. Asks no driver.
+///
+/// # Errors
+/// [`Error::Value`] if there are too many slots.
+pub fn read_launch(read: &ReadOnDevice) -> Result<Option<Launch>, Error> {
+    let module = record_module(read.spec)?;
+    let num_slots = read.cache.pages.saturating_mul(read.cache.layout.page_block_size());
+    if num_slots > MAX_ROWS {
+        return Err(Error::value("cache", format!("of at most {MAX_ROWS} slots for one launch"), num_slots));
+    }
+    let args = ReadArgs {
+        from: CacheArgs::of(&read.cache),
+        out: read.out,
+        rope_dims: read.spec.row.rope_dims as u32,
+        global_scale: read.kv_global_scale,
+    };
+    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
+    Ok((num_slots > 0).then(|| launch(module, "read", blocks, Parameters::Read(args))))
+}
+
+fn launch(module: &'static str, entry: &'static str, blocks: usize, parameters: Parameters) -> Launch {
+    Launch {
+        module,
+        entry,
+        grid: [blocks as u32, 1],
+        threads: THREADS,
+        shared_bytes: 0,
+        after_previous: false,
+        parameters,
+    }
+}

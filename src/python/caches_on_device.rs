@@ -1,0 +1,138 @@
+//! Pack, append and unpack on a CUDA device.
+#![allow(unsafe_code)]
+
+use pyo3::prelude::*;
+
+use super::array::{Array, DType};
+use super::caches::{RopeArrays, cache_bytes};
+use super::device_array::mark_written;
+use super::import::Importer;
+use super::on_device::{out_type, require_aligned};
+use super::output;
+use crate::cuda::{
+    CUstream, CacheOnDevice, Device, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace, WriteOnDevice, device,
+};
+use crate::{Error, FamilySpec, PageLayout};
+
+/// Latents, slots, values and tables are read and written 16 bytes at a time.
+const ALIGNMENT: u64 = 16;
+
+/// A new cache on the latent's device.
+pub(super) fn pack<'py>(
+    latent: &Array<'py>,
+    spec: &'static FamilySpec,
+    layout: &PageLayout,
+    kv_global_scale: f32,
+    ordinal: i32,
+    importer: &Importer,
+) -> PyResult<Bound<'py, PyAny>> {
+    let device = open(ordinal)?;
+    let stream = importer.stream() as CUstream;
+    let num_rows = latent.shape[0];
+    let pages = num_rows.div_ceil(layout.page_block_size());
+    let shape = [pages, layout.page_block_size(), spec.row.bytes_per_token()];
+    let strides = [layout.page_stride(), layout.row_stride(), 1];
+    let object = output::strided_bytes("cache", latent, shape, strides, cache_bytes(layout, pages)?, importer)?;
+    let cache = Array::import("cache", &object, &[DType::U8], importer)?;
+    let write = WriteOnDevice {
+        spec,
+        cache: CacheOnDevice { pointer: cache.address(), pages, layout: *layout },
+        latent: aligned(latent)?,
+        latent_type: out_type(latent),
+        num_rows,
+        slots: None,
+        rotation: None,
+        kv_global_scale,
+    };
+    // SAFETY: the latent was checked for place, shape, strides and alignment, the cache is new and as large as its layout
+    // says; both outlive their work in their library's stream order; the stream is that library's or the caller's.
+    unsafe { device.write_kv_cache(&write, Workspace::EMPTY, stream) }?;
+    mark_written(&object, stream)?;
+    Ok(object)
+}
+
+/// Writes rows into the named slots, in place.
+#[allow(clippy::too_many_arguments, reason = "one checked append")]
+pub(super) fn append(
+    latent: &Array<'_>,
+    slots: &Array<'_>,
+    cache: &Array<'_>,
+    rope: Option<&RopeArrays<'_>>,
+    spec: &'static FamilySpec,
+    kv_global_scale: f32,
+    ordinal: i32,
+    importer: &Importer,
+) -> PyResult<()> {
+    let device = open(ordinal)?;
+    let stream = importer.stream() as CUstream;
+    let num_rows = latent.shape[0];
+    if slots.shape[0] != num_rows {
+        let accepted = format!("one slot per row of `latent` ({num_rows})");
+        return Err(Error::value("slot_mapping", accepted, format!("{} slots", slots.shape[0])).into());
+    }
+    let rotation = |rope: &RopeArrays<'_>| {
+        Ok::<_, Error>(RotationOnDevice {
+            cos_sin: aligned(&rope.cos_sin)?,
+            max_position: rope.cos_sin.shape[0],
+            positions: row_numbers(&rope.positions),
+            pairs: rope.pairs,
+        })
+    };
+    let write = WriteOnDevice {
+        spec,
+        cache: cache_of(cache, spec)?,
+        latent: aligned(latent)?,
+        latent_type: out_type(latent),
+        num_rows,
+        slots: Some(row_numbers(slots)),
+        rotation: rope.map(rotation).transpose()?,
+        kv_global_scale,
+    };
+    let workspace = Workspace::of_stream(device, stream, write.workspace_bytes())?;
+    // SAFETY: every array was checked for place, shape, strides, alignment and overlap, and outlives its work in its
+    // library's stream order; the stream is the caller's; work of one stream shares the workspace in turn.
+    unsafe { device.write_kv_cache(&write, workspace, stream) }?;
+    Ok(mark_written(&cache.object, stream)?)
+}
+
+/// The values of every slot, on the cache's device.
+pub(super) fn unpack<'py>(
+    cache: &Array<'py>,
+    spec: &'static FamilySpec,
+    kv_global_scale: f32,
+    ordinal: i32,
+    importer: &Importer,
+) -> PyResult<Bound<'py, PyAny>> {
+    let device = open(ordinal)?;
+    let stream = importer.stream() as CUstream;
+    let from = cache_of(cache, spec)?;
+    let num_slots = from.pages * from.layout.page_block_size();
+    let object = output::empty("out", cache, &[num_slots, spec.d_qk()], DType::F32, importer)?;
+    let out = Array::import("out", &object, &[DType::F32], importer)?;
+    let read = ReadOnDevice { spec, cache: from, out: out.address(), kv_global_scale };
+    // SAFETY: the cache was checked for place, shape, strides and alignment, `out` is new; both outlive their work in their
+    // library's stream order; the stream is that library's or the caller's.
+    unsafe { device.read_kv_cache(&read, stream) }?;
+    mark_written(&object, stream)?;
+    Ok(object)
+}
+
+fn open(ordinal: i32) -> Result<&'static Device, Error> {
+    device(usize::try_from(ordinal).unwrap_or(usize::MAX))
+}
+
+fn cache_of(cache: &Array<'_>, spec: &FamilySpec) -> Result<CacheOnDevice, Error> {
+    let (pages, geometry) = cache.cache_geometry(spec)?;
+    Ok(CacheOnDevice { pointer: cache.address(), pages, layout: PageLayout::new(spec, geometry, "")? })
+}
+
+fn aligned(array: &Array<'_>) -> Result<u64, Error> {
+    if !array.is_empty() {
+        require_aligned(array.name, array.address(), ALIGNMENT)?;
+    }
+    Ok(array.address())
+}
+
+fn row_numbers(array: &Array<'_>) -> RowNumbers {
+    RowNumbers { pointer: array.address(), wide: array.dtype == DType::I64 }
+}

@@ -1,0 +1,295 @@
+//! The kernels that write and read packed caches, against the CPU: bytes must be equal, whatever the values are.
+
+use ndarray::{Array2, ArrayView2};
+use rayon::prelude::*;
+use sparse_mla::cuda::{
+    CacheOnDevice, Launch, OutType, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace, WriteOnDevice, read_launch,
+    record_module, write_launches,
+};
+use sparse_mla::half::{bf16, f16};
+use sparse_mla::{
+    CacheView, CacheViewMut, Element, FAMILY_TABLE, FamilySpec, Geometry, PageLayout, Placement, RopePairs, Rotation,
+    ScaleRule, append_kv_cache, append_kv_cache_with_rope, pack_kv_cache, unpack_kv_cache,
+};
+
+use crate::SCHEDULES;
+use crate::common::Lcg;
+use crate::global::{Access, Global};
+use crate::schedule::{self, Schedule};
+use crate::stand_in::COMMITTED;
+
+/// What lies in a cache before an append.
+const UNTOUCHED: u8 = 0xab;
+const MAX_POSITION: usize = 6;
+
+/// A latent's element and its bits.
+trait Bits: Element {
+    const TYPE: OutType;
+    fn of_bits(bits: u32) -> Self;
+    fn nearest(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn bytes(self) -> Vec<u8>;
+}
+
+macro_rules! bits {
+    ($($element:ty, $name:ident, $bits:ty);+) => {
+        $(impl Bits for $element {
+            const TYPE: OutType = OutType::$name;
+            fn of_bits(bits: u32) -> Self {
+                Self::from_bits(bits as $bits)
+            }
+            fn bytes(self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+        })+
+    };
+}
+bits!(bf16, Bf16, u16; f16, F16, u16; f32, F32, u32);
+
+/// Rows whose groups differ in kind: any bits, normal numbers of any size, ties of the codes, zeros and tiny numbers,
+/// and numbers beside the largest.
+fn latents<T: Bits>(spec: &FamilySpec, rows: usize, seed: u64) -> Array2<T> {
+    let mut random = Lcg(seed);
+    let mut latent = Array2::from_elem((rows, spec.d_qk()), T::of_bits(0));
+    for mut row in latent.rows_mut() {
+        for start in (0..spec.d_qk()).step_by(spec.row.group.min(64)) {
+            let kind = random.below(7);
+            let size = 2f32.powi(random.below(40) as i32 - 24);
+            for dim in start..(start + spec.row.group.min(64)).min(spec.d_qk()) {
+                let sign = if random.below(2) == 0 { -1.0 } else { 1.0 };
+                row[dim] = match kind {
+                    0 => T::of_bits(random.next() as u32 ^ (random.next() as u32) << 16),
+                    1 => T::nearest(random.normal() * size),
+                    2 => T::nearest(sign * random.below(65) as f32 / 16.0 * size),
+                    3 => T::nearest(sign * [0.0, 1e-45, 1e-40, 1e-4, 448e-4][random.below(5) as usize]),
+                    4 => T::nearest(sign * [448.0, 449.0, 464.0, 6.0, 5.0, 2688.0, 0.25][random.below(7) as usize]),
+                    _ => T::nearest(random.normal()),
+                };
+            }
+        }
+    }
+    latent
+}
+
+fn geometry(spec: &FamilySpec, page: i64) -> Geometry {
+    let record = spec.row.bytes_per_token() as i64;
+    let row = if spec.row.placement == Placement::Inline { record + 32 } else { record };
+    Geometry {
+        page_block_size: Some(page),
+        page_stride: Some((page * row + 63) / 16 * 16),
+        row_stride: (spec.row.placement == Placement::Inline).then_some(row),
+    }
+}
+
+fn global_scale(spec: &FamilySpec) -> f32 {
+    if spec.row.scale == (ScaleRule::E4m3Nvfp4 { global: true }) { 0.37 } else { 1.0 }
+}
+
+fn place(global: &mut Global, name: &str, bytes: Vec<u8>, access: Access) -> u64 {
+    global.place_next(name, bytes, &|_| true, access, 0)
+}
+
+fn place_latent<T: Bits>(global: &mut Global, latent: ArrayView2<'_, T>) -> u64 {
+    place(global, "latent", latent.iter().flat_map(|x| x.bytes()).collect(), Access::Input)
+}
+
+fn place_numbers(global: &mut Global, name: &str, numbers: &[i64], wide: bool) -> RowNumbers {
+    let narrow = |number: &i64| (*number as i32).to_le_bytes().to_vec();
+    let bytes = numbers.iter().flat_map(|n| if wide { n.to_le_bytes().to_vec() } else { narrow(n) }).collect();
+    RowNumbers { pointer: place(global, name, bytes, Access::Input), wide }
+}
+
+fn execute(launches: &[Option<Launch>], global: &mut Global, schedule: Schedule) -> Result<(), String> {
+    for (number, launch) in launches.iter().flatten().enumerate() {
+        let entry = COMMITTED[launch.module].entry(launch.entry).ok_or("no such entry point")?;
+        let launch = schedule::Launch {
+            entry,
+            grid: [launch.grid[0], launch.grid[1], 1],
+            threads: launch.threads,
+            dynamic_shared: launch.shared_bytes,
+            parameters: launch.parameter_bytes(),
+            running_since: None, // no cache kernel starts early
+            number: number as u32,
+        };
+        schedule::run(&launch, global, schedule).map_err(|report| report.to_string())?;
+    }
+    Ok(())
+}
+
+fn first_difference(got: &[u8], want: &[u8]) -> Result<(), String> {
+    match got.iter().zip(want).position(|(a, b)| a != b) {
+        None if got.len() == want.len() => Ok(()),
+        None => Err(format!("{} bytes, not {}", got.len(), want.len())),
+        Some(at) => Err(format!("byte {at} of {} is {:#x}, not {:#x}", got.len(), got[at], want[at])),
+    }
+}
+
+fn pack<T: Bits>(spec: &'static FamilySpec, rows: usize, page: i64, schedule: Schedule) -> Result<(), String> {
+    let (latent, geometry, scale) = (latents::<T>(spec, rows, 7), geometry(spec, page), global_scale(spec));
+    let want = pack_kv_cache(spec, latent.view(), geometry, scale).map_err(|error| error.to_string())?;
+    let mut global = Global::default();
+    let latent = place_latent(&mut global, latent.view());
+    let pointer = global.place_next("cache", vec![0xcd; want.bytes.len()], &|_| false, Access::Output, 0);
+    let write = WriteOnDevice {
+        spec,
+        cache: CacheOnDevice { pointer, pages: want.pages, layout: want.layout },
+        latent,
+        latent_type: T::TYPE,
+        num_rows: rows,
+        slots: None,
+        rotation: None,
+        kv_global_scale: scale,
+    };
+    let launches = write_launches(&write, Workspace::EMPTY).map_err(|error| error.to_string())?;
+    execute(&launches, &mut global, schedule)?;
+    first_difference(&global.contents(pointer, want.bytes.len()).0, &want.bytes)
+}
+
+/// An append of rows to `slots`; `positions`: with a rotation.
+struct Append<'a> {
+    spec: &'static FamilySpec,
+    page: i64,
+    slots: &'a [i64],
+    wide: bool,
+    rotation: Option<(&'a [i64], RopePairs)>,
+}
+
+impl Append<'_> {
+    fn run<T: Bits>(&self, schedule: Schedule) -> Result<(), String> {
+        const PAGES: usize = 3;
+        let (spec, geometry, scale) = (self.spec, geometry(self.spec, self.page), global_scale(self.spec));
+        let latent = latents::<T>(spec, self.slots.len(), 11);
+        let layout = PageLayout::new(spec, geometry, "").map_err(|error| error.to_string())?;
+        let mut want = vec![UNTOUCHED; PAGES * layout.page_stride()];
+        let mut random = Lcg(5);
+        let table = Array2::from_shape_fn((MAX_POSITION, spec.row.rope_dims), |(row, lane)| match (row, lane % 8) {
+            (5, 0) => f32::INFINITY,
+            _ => random.normal(),
+        });
+        let cache = CacheViewMut::new(spec, geometry, PAGES, &mut want, scale).map_err(|error| error.to_string())?;
+        match self.rotation {
+            None => append_kv_cache(cache, latent.view(), self.slots),
+            Some((positions, pairs)) => {
+                let rotation = Rotation { cos_sin: table.view(), positions, pairs };
+                append_kv_cache_with_rope(cache, latent.view(), self.slots, &rotation)
+            }
+        }
+        .map_err(|error| error.to_string())?;
+
+        let mut global = Global::default();
+        let pointer = place(&mut global, "cache", vec![UNTOUCHED; want.len()], Access::Output);
+        let rotation = self.rotation.map(|(positions, pairs)| RotationOnDevice {
+            cos_sin: place(&mut global, "table", table.iter().flat_map(|x| x.to_le_bytes()).collect(), Access::Input),
+            max_position: MAX_POSITION,
+            positions: place_numbers(&mut global, "positions", positions, !self.wide),
+            pairs,
+        });
+        let write = WriteOnDevice {
+            spec,
+            cache: CacheOnDevice { pointer, pages: PAGES, layout },
+            latent: place_latent(&mut global, latent.view()),
+            latent_type: T::TYPE,
+            num_rows: self.slots.len(),
+            slots: Some(place_numbers(&mut global, "slots", self.slots, self.wide)),
+            rotation,
+            kv_global_scale: scale,
+        };
+        let bytes = write.workspace_bytes();
+        let pointer_of_claims = place(&mut global, "claims", vec![0xff; bytes], Access::Scratch);
+        let launches = write_launches(&write, Workspace { pointer: pointer_of_claims, bytes });
+        execute(&launches.map_err(|error| error.to_string())?, &mut global, schedule)?;
+        first_difference(&global.contents(pointer, want.len()).0, &want)
+    }
+}
+
+fn read(spec: &'static FamilySpec, page: i64, schedule: Schedule) -> Result<(), String> {
+    const PAGES: usize = 2;
+    let (geometry, scale) = (geometry(spec, page), global_scale(spec));
+    let layout = PageLayout::new(spec, geometry, "").map_err(|error| error.to_string())?;
+    let mut random = Lcg(3);
+    let bytes: Vec<u8> = (0..PAGES * layout.page_stride()).map(|_| random.next() as u8).collect();
+    let mut want = Array2::<f32>::zeros((PAGES * page as usize, spec.d_qk()));
+    let view = CacheView::new(spec, geometry, PAGES, &bytes, scale).map_err(|error| error.to_string())?;
+    unpack_kv_cache(&view, want.view_mut()).map_err(|error| error.to_string())?;
+    let mut global = Global::default();
+    let pointer = place(&mut global, "cache", bytes, Access::Input);
+    let out = global.place_next("out", vec![0xcd; want.len() * 4], &|_| false, Access::Output, 0);
+    let cache = CacheOnDevice { pointer, pages: PAGES, layout };
+    let launch = read_launch(&ReadOnDevice { spec, cache, out, kv_global_scale: scale });
+    execute(&[launch.map_err(|error| error.to_string())?], &mut global, schedule)?;
+    let (got, written) = global.contents(out, want.len() * 4);
+    let got = got.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    for (at, (got, want)) in got.zip(&want).enumerate() {
+        // Of a NaN the hardware keeps no bits.
+        if got.to_bits() != want.to_bits() && !(got.is_nan() && want.is_nan()) || !written[4 * at] {
+            return Err(format!("value {at} is {got:e}, not {want:e}"));
+        }
+    }
+    Ok(())
+}
+
+/// Fresh, repeated, negative and too large slots.
+const SLOTS: &[i64] = &[4, 20, -1, 4, 0, 21, i64::MIN, 7, 1 << 32, 4, i64::MAX, 6, 7, 3, 20, -5, 0, 15, 2];
+const POSITIONS: &[i64] = &[0, 5, 1, 1, -1, 2, 3, 4, 5, 0, 1, 6, 2, 3, 1, 0, 2, 1 << 33, 5];
+
+fn narrow(numbers: &[i64]) -> Vec<i64> {
+    numbers.iter().map(|number| i64::from(*number as i32)).collect()
+}
+
+fn run_line(spec: &'static FamilySpec, schedule: Schedule) -> Result<(), String> {
+    let named = |what: &str| {
+        let line = format!("{} {} {what}", spec.family, spec.format);
+        move |why: String| format!("{line} ({schedule:?}): {why}")
+    };
+    pack::<bf16>(spec, 9, 4, schedule).map_err(named("pack bf16"))?;
+    pack::<f16>(spec, 7, 7, schedule).map_err(named("pack f16"))?;
+    pack::<f32>(spec, 13, 5, schedule).map_err(named("pack f32"))?;
+    let (narrow_slots, narrow_positions) = (narrow(SLOTS), narrow(POSITIONS));
+    let append = Append { spec, page: 7, slots: SLOTS, wide: true, rotation: None };
+    append.run::<f32>(schedule).map_err(named("append int64"))?;
+    let append = Append { slots: &narrow_slots, wide: false, page: 8, ..append };
+    append.run::<bf16>(schedule).map_err(named("append int32"))?;
+    if spec.row.rope_dims > 0 {
+        let rotated =
+            Append { slots: SLOTS, wide: true, rotation: Some((&narrow_positions, RopePairs::HalfSplit)), ..append };
+        rotated.run::<bf16>(schedule).map_err(named("append half-split"))?;
+        let rotated =
+            Append { slots: &narrow_slots, wide: false, rotation: Some((POSITIONS, RopePairs::Interleaved)), ..append };
+        rotated.run::<f16>(schedule).map_err(named("append interleaved"))?;
+    }
+    read(spec, 5, schedule).map_err(named("read"))
+}
+
+#[test]
+fn caches_are_written_and_read_as_on_the_cpu_under_every_schedule() {
+    let lines: Vec<_> = FAMILY_TABLE.iter().flat_map(|spec| SCHEDULES.map(|schedule| (spec, schedule))).collect();
+    let failures: Vec<_> = lines.par_iter().filter_map(|(spec, schedule)| run_line(spec, *schedule).err()).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn the_records_of_the_kernels_are_those_of_the_family_table() {
+    for spec in FAMILY_TABLE {
+        let module = &COMMITTED[record_module(spec).expect("a module for every line")];
+        let record = module.variables.iter().find(|variable| variable.bytes.len() == 16).expect("a shape");
+        let numbers: Vec<_> =
+            record.bytes.chunks_exact(4).map(|x| i32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
+        let row = &spec.row;
+        let want = [row.quantised_dims, row.group, row.code_bytes(), row.scale_bytes()];
+        assert_eq!(numbers, want.map(|x| x as i32), "{} {}", spec.family, spec.format);
+    }
+}
+
+/// More rows than are searched for duplicates: the table of claims decides.
+#[test]
+fn the_lowest_of_many_rows_wins() {
+    let spec = FAMILY_TABLE.iter().find(|spec| spec.row.bytes_per_token() == 288).expect("a small record");
+    let mut random = Lcg(1);
+    let slots: Vec<i64> =
+        (0..8200).map(|row| if row < 8100 && row % 40 != 0 { -1 } else { random.below(25) as i64 }).collect();
+    for schedule in SCHEDULES {
+        let append = Append { spec, page: 7, slots: &slots, wide: true, rotation: None };
+        append.run::<bf16>(schedule).unwrap_or_else(|why| panic!("{schedule:?}: {why}"));
+    }
+}
