@@ -30,13 +30,19 @@ pub fn pack_kv_cache<T: Element>(
 ) -> Result<PackedCache, Error> {
     let layout = PageLayout::new(spec, geometry, "")?;
     let pages = latent.nrows().div_ceil(layout.page_block_size());
-    let mut bytes = Vec::new();
-    let too_large = || Error::value("latent", "small enough for its cache to fit in memory", format!("{pages} pages"));
-    let len = pages.checked_mul(layout.page_stride()).ok_or_else(too_large)?;
-    bytes.try_reserve_exact(len).map_err(|_| too_large())?;
-    bytes.resize(len, 0);
+    let mut bytes = zeroed(&layout, pages, "latent")?;
     pack_kv_cache_into(CacheViewMut::new(spec, geometry, pages, &mut bytes, kv_global_scale)?, latent)?;
     Ok(PackedCache { bytes, pages, layout })
+}
+
+/// The bytes of a new cache, made for `argument`.
+pub(crate) fn zeroed(layout: &PageLayout, pages: usize, argument: &str) -> Result<Vec<u8>, Error> {
+    let too_large = || Error::value(argument, "small enough for its cache to fit in memory", format!("{pages} pages"));
+    let len = pages.checked_mul(layout.page_stride()).ok_or_else(too_large)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| too_large())?;
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 /// Quantises latents `[N, d_qk]` into slots 0 to N-1. Other bytes keep what they held.

@@ -46,6 +46,21 @@ impl Error {
         Self::Value { argument: argument.into(), accepted: accepted.into(), got: got.to_string() }
     }
 
+    /// The same refusal under the name that the argument has elsewhere.
+    #[cfg(feature = "python")]
+    pub(crate) fn about(self, argument: &str) -> Self {
+        match self {
+            Self::Value { accepted, got, .. } => Self::value(argument, accepted, got),
+            Self::Unsupported { reasons } => Self::Unsupported {
+                reasons: reasons
+                    .iter()
+                    .map(|text| text.replace("`kv_cache_format`", &format!("`{argument}`")))
+                    .collect(),
+            },
+            other => other,
+        }
+    }
+
     /// An [`Error::Unsupported`] with one reason.
     pub fn unsupported(reason: impl Into<String>) -> Self {
         Self::Unsupported { reasons: vec![reason.into()] }

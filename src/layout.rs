@@ -147,12 +147,13 @@ impl PageLayout {
     }
 
     /// Copies a finished record into row `row` of a page.
-    pub(crate) fn store(&self, page: &mut [u8], row: usize, record: &Record<Vec<u8>>) {
+    pub(crate) fn store<Bytes: AsRef<[u8]>>(&self, page: &mut [u8], row: usize, record: &Record<Bytes>) {
         for (offset, bytes) in [
             (self.codes_offset(row), &record.codes),
             (self.scales_offset(row), &record.scales),
             (self.rope_offset(row), &record.rope),
         ] {
+            let bytes = bytes.as_ref();
             page[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
     }
@@ -164,6 +165,13 @@ pub(crate) struct Record<Bytes> {
     pub codes: Bytes,
     pub scales: Bytes,
     pub rope: Bytes,
+}
+
+impl Record<Vec<u8>> {
+    /// The same, borrowed.
+    pub fn as_slices(&self) -> Record<&[u8]> {
+        Record { codes: &self.codes, scales: &self.scales, rope: &self.rope }
+    }
 }
 
 /// Geometry and page count of an array of bytes that holds a packed cache, from its shape and byte strides.

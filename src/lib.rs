@@ -2,7 +2,8 @@
 //!
 //! * What is supported, and why not: [`SparseMlaSm120DecodeConfig`], [`supported_sparse_mla_sm120_configs`],
 //!   [`explain_decode`].
-//! * Packed KV caches: [`pack_kv_cache`], [`append_kv_cache`], [`unpack_kv_cache`] over [`CacheView`].
+//! * Packed KV caches: [`pack_kv_cache`], [`append_kv_cache`], [`unpack_kv_cache`] over [`CacheView`];
+//!   [`convert_kv_cache`] and [`repage_kv_cache`] between formats, page sizes and strides.
 //! * Attention on the CPU, exact to float32: [`decode`], [`merge_states`]; its float64 yardstick is [`mod@reference`].
 //! * Attention on CUDA devices: [`plan`] decides how, for [`known_devices`] without one, `cuda` (feature `cuda`) launches embedded PTX.
 #![deny(missing_docs, unsafe_code)]
@@ -11,6 +12,7 @@ mod attention;
 mod cache;
 mod codec;
 mod config;
+mod convert;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod element;
@@ -32,6 +34,7 @@ pub use cache::{
     PackedCache, append_kv_cache, append_kv_cache_with_rope, pack_kv_cache, pack_kv_cache_into, unpack_kv_cache,
 };
 pub use config::{DecodeConfig, SparseMlaSm120DecodeConfig};
+pub use convert::{Conversion, convert_kv_cache, repage_kv_cache};
 pub use element::Element;
 pub use error::Error;
 pub use family::{

@@ -2,7 +2,7 @@
 
 * What is supported, and why not: `SparseMLASm120DecodeConfig`, `supported_sparse_mla_sm120_configs`, `explain_decode`.
 * How a GPU decode would be launched: `plan_decode`, `known_devices`.
-* Packed KV caches: `pack_kv_cache`, `append_kv_cache`, `unpack_kv_cache`.
+* Packed KV caches: `pack_kv_cache`, `append_kv_cache`, `unpack_kv_cache`; `convert_kv_cache`, `repage_kv_cache`.
 * Attention: `decode`, `merge_states`.
 
 Importing opens no driver and starts no thread.
@@ -16,6 +16,7 @@ from sparse_mla._core import (
     UnsupportedError,
     __version__,
     append_kv_cache,
+    convert_kv_cache,
     decode,
     explain_decode,
     families,
@@ -23,6 +24,7 @@ from sparse_mla._core import (
     merge_states,
     pack_kv_cache,
     plan_decode,
+    repage_kv_cache,
     show_config,
     unpack_kv_cache,
     warmup,
@@ -36,6 +38,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "append_kv_cache",
+    "convert_kv_cache",
     "decode",
     "explain_decode",
     "families",
@@ -43,6 +46,7 @@ __all__ = [
     "merge_states",
     "pack_kv_cache",
     "plan_decode",
+    "repage_kv_cache",
     "show_config",
     "supported_sparse_mla_sm120_configs",
     "unpack_kv_cache",

@@ -1,8 +1,10 @@
 """Types of the compiled extension module. `sparse_mla` re-exports everything public."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, final, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
 __version__: str
@@ -444,6 +446,97 @@ def unpack_kv_cache(
         UnsupportedError, TypeError, ValueError, DeviceError: as in `pack_kv_cache`.
 
     Source: `src/cache.rs`; `src/cuda/caches.rs`, `kernels/include/read.cuh`.
+    """
+
+@overload
+def convert_kv_cache(
+    cache: NDArray[np.uint8],
+    *,
+    from_family: str,
+    to_family: str,
+    from_format: str = "fp8",
+    to_format: str = "fp8",
+    page_block_size: int | None = None,
+    page_stride: int | None = None,
+    row_stride: int | None = None,
+    num_slots: int | None = None,
+    from_kv_global_scale: float = 1.0,
+    to_kv_global_scale: float = 1.0,
+    return_error: Literal[False] = False,
+) -> NDArray[np.uint8]: ...
+@overload
+def convert_kv_cache(
+    cache: NDArray[np.uint8],
+    *,
+    from_family: str,
+    to_family: str,
+    from_format: str = "fp8",
+    to_format: str = "fp8",
+    page_block_size: int | None = None,
+    page_stride: int | None = None,
+    row_stride: int | None = None,
+    num_slots: int | None = None,
+    from_kv_global_scale: float = 1.0,
+    to_kv_global_scale: float = 1.0,
+    return_error: Literal[True],
+) -> tuple[NDArray[np.uint8], float]:
+    """Converts a packed cache into another family or format that holds the same dimensions, under the same slot ids.
+
+    Exact, codes and scales kept: dsv3_2 to glm_nsa (a power of two is an FP32 scale like any other), dsv4_1 to and from
+    dsv4_1_inline (also FP4), and a format to itself. **Lossy**, values dequantised to FP32 and quantised by the other
+    rule: everything else, such as glm_nsa to dsv3_2, dsv4 FP8 to and from NVFP4, dsv4_1 FP8 to and from FP4, and
+    glm_nsa FP8 to and from NVFP4. RoPE lanes keep their bits always.
+
+    Args:
+        cache: packed cache on the CPU, in any form that `decode` reads.
+        from_family, from_format: what it holds; ``"fp8"``, ``"nvfp4"`` or ``"fp4"``.
+        to_family, to_format: what is wanted; the same number of quantised and of RoPE dimensions.
+        page_block_size: tokens per page of the result; None means that of `cache`.
+        page_stride, row_stride: strides of the result, as in `pack_kv_cache`.
+        num_slots: only the first so many slots; None means all.
+        from_kv_global_scale, to_kv_global_scale: glm_nsa NVFP4 only, as in `pack_kv_cache`.
+        return_error: also return the relative L2 error of the quantised values against the dequantised `cache`: 0.0
+            where nothing was lost, NaN if there was a NaN.
+
+    Returns:
+        uint8 [pages, page_block_size, bytes_per_token], new; gaps and left-over slots are zero bytes. With
+        `return_error` a tuple ``(cache, error)``.
+
+    Raises:
+        UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`, or dimensions that differ.
+
+    Source: `src/convert.rs`.
+    """
+
+def repage_kv_cache(
+    cache: NDArray[np.uint8],
+    *,
+    family: str,
+    kv_cache_format: str = "fp8",
+    page_block_size: int | None = None,
+    page_stride: int | None = None,
+    row_stride: int | None = None,
+    num_slots: int | None = None,
+) -> NDArray[np.uint8]:
+    """Moves a packed cache into pages of another size or other strides, bit for bit, under the same slot ids.
+
+    Page footers move with their rows, which no reshape can do. 528-byte rows become 656-byte ones, and back, by
+    `row_stride`.
+
+    Args:
+        cache: packed cache on the CPU, in any form that `decode` reads.
+        family, kv_cache_format: what it holds.
+        page_block_size: tokens per page of the result; None means that of `cache`.
+        page_stride, row_stride: strides of the result, as in `pack_kv_cache`.
+        num_slots: only the first so many slots; None means all.
+
+    Returns:
+        uint8 [pages, page_block_size, bytes_per_token], new; gaps and left-over slots are zero bytes.
+
+    Raises:
+        UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`.
+
+    Source: `src/convert.rs`.
     """
 
 def warmup(family: str, *, kv_cache_format: str = "fp8", device: int = 0) -> None:

@@ -53,6 +53,13 @@ impl RowWriter {
         self.quantise_values(row, kv_global_scale);
     }
 
+    /// Quantises values into `record`, beside the bits of RoPE lanes.
+    pub fn requantise(&mut self, row: &RowFormat, values: &[f32], rope: &[u8], kv_global_scale: f32) {
+        self.values.copy_from_slice(values);
+        self.record.rope.copy_from_slice(rope);
+        self.quantise_values(row, kv_global_scale);
+    }
+
     /// Quantises `values` into the codes and scales of `record`.
     fn quantise_values(&mut self, row: &RowFormat, kv_global_scale: f32) {
         if let ScaleRule::E4m3Nvfp4 { global: true } = row.scale {

@@ -15,6 +15,7 @@ use super::support::geometry;
 use crate::layout::check_global_scale;
 use crate::{CacheView, CacheViewMut, Element, Error, FamilySpec, Geometry, PageLayout, RopePairs, Rotation, rope};
 
+const NAMES: [&str; 2] = ["family", "kv_cache_format"];
 const LATENT_TYPES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
 /// Calls a generic function with the element type of a latent.
@@ -46,7 +47,7 @@ pub(super) fn pack_kv_cache<'py>(
     stream: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let importer = Importer::on_stream(stream.map(stream_handle).transpose()?);
-    let spec = spec_of(family, kv_cache_format)?;
+    let spec = spec_of(NAMES, family, kv_cache_format)?;
     let names = ["page_block_size", "page_stride", "row_stride"];
     let geometry = geometry(names, [Some(page_block_size), page_stride, row_stride])?;
     let layout = PageLayout::new(spec, geometry, "")?;
@@ -76,8 +77,18 @@ fn pack<'py, T: ViewElement + Element>(
     let cache = CacheViewMut::new(spec, geometry, pages, bytes.bytes_mut()?, scale)?;
     py.detach(|| crate::pack_kv_cache_into(cache, rows))?;
 
+    strided_view(py, buffer, pages, layout)
+}
+
+/// Bytes of numpy as uint8 `[pages, page, bytes per token]`, strided as the layout says.
+pub(super) fn strided_view<'py>(
+    py: Python<'py>,
+    buffer: Bound<'py, PyAny>,
+    pages: usize,
+    layout: &PageLayout,
+) -> PyResult<Bound<'py, PyAny>> {
     let view = PyDict::new(py);
-    view.set_item("shape", (pages, layout.page_block_size(), spec.row.bytes_per_token()))?;
+    view.set_item("shape", (pages, layout.page_block_size(), layout.row().bytes_per_token()))?;
     view.set_item("strides", (layout.page_stride(), layout.row_stride(), 1))?;
     view.set_item("buffer", buffer)?;
     view.set_item("dtype", "uint8")?;
@@ -111,7 +122,7 @@ pub(super) fn append_kv_cache(
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let importer = Importer::on_stream(stream.map(stream_handle).transpose()?);
-    let spec = spec_of(family, kv_cache_format)?;
+    let spec = spec_of(NAMES, family, kv_cache_format)?;
     let latent = latent_of(latent, spec, None, &importer)?;
     let slots = row_numbers("slot_mapping", slot_mapping, &importer)?;
     let cache = Array::import("cache", cache, &[DType::U8], &importer)?;
@@ -211,7 +222,7 @@ pub(super) fn unpack_kv_cache<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = cache.py();
     let importer = Importer::on_stream(stream.map(stream_handle).transpose()?);
-    let spec = spec_of(family, kv_cache_format)?;
+    let spec = spec_of(NAMES, family, kv_cache_format)?;
     let cache = Array::import("cache", cache, &[DType::U8], &importer)?;
     let (pages, geometry) = cache.cache_geometry(spec)?;
     let scale = kv_global_scale.named_finite_f32("kv_global_scale")?;
@@ -228,8 +239,15 @@ pub(super) fn unpack_kv_cache<'py>(
     Ok(out.into_any())
 }
 
-fn spec_of(family: Argument<Word>, kv_cache_format: Argument<Word>) -> Result<&'static FamilySpec, Error> {
-    FamilySpec::find(family.named("family")?.parse()?, kv_cache_format.named("kv_cache_format")?.parse()?)
+/// The line of the family table that two arguments name.
+pub(super) fn spec_of(
+    [family_name, format_name]: [&str; 2],
+    family: Argument<Word>,
+    kv_cache_format: Argument<Word>,
+) -> Result<&'static FamilySpec, Error> {
+    let family = family.named(family_name)?.parse().map_err(|error: Error| error.about(family_name))?;
+    let format = kv_cache_format.named(format_name)?.parse().map_err(|error: Error| error.about(format_name))?;
+    FamilySpec::find(family, format).map_err(|error| error.about(format_name))
 }
 
 /// A latent as `[N, d_qk]`; with a `layout` also from `[pages, page, d_qk]`.

@@ -5,6 +5,7 @@ mod array;
 mod caches;
 mod caches_on_device;
 mod config;
+mod convert;
 mod decode;
 mod device_array;
 mod import;
@@ -63,6 +64,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(caches::pack_kv_cache, module)?)?;
     module.add_function(wrap_pyfunction!(caches::append_kv_cache, module)?)?;
     module.add_function(wrap_pyfunction!(caches::unpack_kv_cache, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::convert_kv_cache, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::repage_kv_cache, module)?)?;
     module.add_function(wrap_pyfunction!(on_device::warmup, module)?)?;
     module.add_function(wrap_pyfunction!(registry::families, module)?)?;
     module.add_function(wrap_pyfunction!(registry::show_config, module)?)?;

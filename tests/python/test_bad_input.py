@@ -234,7 +234,8 @@ class OnGpu:
 @each_array
 def test_other_device(name, argument):
     """Before the other library is asked for memory. A first array on a GPU needs a driver first."""
-    if (name, argument) in (("dual", "q"), ("merge_states", "out_a")):
+    first = {"dual": "q", "merge_states": "out_a", "pack_kv_cache": "latent", "append_kv_cache": "latent"}
+    if argument == first.get(name, "cache"):
         refuse(name, change(name, argument, OnGpu()), "cuda", kinds=(sparse_mla.DeviceError, ValueError))
     else:
         refuse(name, change(name, argument, OnGpu()), word(argument), "cuda|gpu", "cpu|numpy")
