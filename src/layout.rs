@@ -6,6 +6,13 @@ use crate::{Error, FamilySpec};
 /// Pages and padded rows start at multiples of this many bytes.
 pub const ALIGNMENT: usize = 16;
 
+/// Widths of records of other engines, whose bytes mean something else.
+const FOREIGN_RECORDS: &[(usize, &str)] = &[
+    (352, "the NVFP4 record of a FlashMLA fork, with FP8 RoPE lanes"),
+    (416, "an NVFP4 record of GLM-5.2 for SM100"),
+    (432, "the NVFP4 record of B12X"),
+];
+
 /// Page size and strides as a caller names them; `None` means what our writers choose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Geometry {
@@ -218,6 +225,12 @@ pub fn geometry_of_shape(
         Placement::Inline => last >= record,
         Placement::Footer => last == record,
     };
+    if row_axis.is_some()
+        && let Some(foreign) = foreign_record(spec, last)
+    {
+        let accepted = format!("{record} bytes in its last dimension for family {family} (of padded rows, a slice)");
+        return Err(Error::value(name, accepted, format!("{last}, probably {foreign}: another layout")));
+    }
     if row_axis.is_some() && !wide_enough {
         let at_least = if spec.row.placement == Placement::Inline { "at least " } else { "" };
         let accepted = format!("{at_least}{record} bytes in its last dimension for family {family}");
@@ -230,6 +243,17 @@ pub fn geometry_of_shape(
         row_stride: row_axis.and_then(stride_of),
     };
     Ok((shape[0], geometry))
+}
+
+/// What rows of `width` bytes probably are, if not `spec`'s.
+fn foreign_record(spec: &FamilySpec, width: usize) -> Option<String> {
+    if width == spec.row.bytes_per_token() {
+        return None;
+    }
+    if width == 2 * spec.d_qk() {
+        return Some(format!("unquantised bf16 rows of {} dimensions", spec.d_qk()));
+    }
+    FOREIGN_RECORDS.iter().find(|(bytes, _)| *bytes == width).map(|(_, name)| (*name).into())
 }
 
 /// A packed cache to read: bytes, layout, number of pages, and the factor of its values.

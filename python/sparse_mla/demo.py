@@ -273,7 +273,8 @@ def measure(row: dict[str, Any], arrays: _demo_gpu.TorchArrays | _demo_gpu.CupyA
     q = make_queries(rng, latents, used, sm_scale)
 
     def pack() -> NDArray[np.uint8]:
-        return sparse_mla.pack_kv_cache(latents, family=family, kv_cache_format=row["kv_cache_format"])
+        packed = sparse_mla.pack_kv_cache(latents, family=family, kv_cache_format=row["kv_cache_format"])
+        return cast("NDArray[np.uint8]", packed)
 
     cache = pack()
     seen = sparse_mla.unpack_kv_cache(cache, family=family, kv_cache_format=row["kv_cache_format"])[used]

@@ -52,6 +52,11 @@ impl DType {
         }
     }
 
+    /// Whether elements are floating-point numbers.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::Bf16 | Self::F16 | Self::F32)
+    }
+
     /// The name alone.
     pub fn short_name(self) -> &'static str {
         match self {
@@ -120,7 +125,10 @@ impl<'py> Array<'py> {
         let mut imported = importer.import(name, object)?;
         let dtype = imported.dtype.filter(|dtype| accepted.contains(dtype)).ok_or_else(|| {
             let words: Vec<_> = accepted.iter().map(|dtype| dtype.as_str()).collect();
-            let got = format!("dtype {}", imported.dtype_name);
+            let mut got = format!("dtype {}", imported.dtype_name);
+            if accepted == [DType::U8] && name.ends_with("cache") && imported.dtype.is_some_and(DType::is_float) {
+                got.push_str(", probably an unquantised cache (`pack_kv_cache` makes packed ones)");
+            }
             Error::wrong_type(name, format!("an array of {}", words.join(" or ")), got)
         })?;
         let (shape, mut strides) = (std::mem::take(&mut imported.shape), std::mem::take(&mut imported.strides));

@@ -375,6 +375,32 @@ def test_fp4_is_a_format_of_two_families_only(family):
         pack_kv_cache(np.zeros((1, 512), BF16), family=family, kv_cache_format="fp4")
 
 
+@pytest.mark.parametrize(("width", "what"), [(352, "FlashMLA"), (416, "GLM-5.2"), (432, "B12X")])
+@pytest.mark.parametrize("rec", oracle.ALL, ids=oracle.ids)
+def test_records_of_other_engines_are_named(rec, width, what):
+    """D7: refused even where they could pass for padded rows; a slice of padded rows is taken."""
+    pool = np.zeros((2, 4, width), np.uint8)
+    if width == rec.bpt:
+        assert unpack_kv_cache(pool, **words(rec)).shape == (8, rec.d_qk)
+        return
+    for cache in (pool, pool[:, None], pool[:, :, None]):
+        with pytest.raises(ValueError, match=f"`cache` must be {rec.bpt} bytes .*got {width}, probably .*{what}"):
+            unpack_kv_cache(cache, **words(rec))
+    if rec.inline and rec.bpt < width:
+        assert unpack_kv_cache(pool[..., : rec.bpt], **words(rec)).shape == (8, rec.d_qk)
+
+
+@pytest.mark.parametrize("rec", oracle.ALL, ids=oracle.ids)
+def test_unquantised_caches_are_named(rec):
+    """As bf16 elements, and as the bytes of such."""
+    rows = np.zeros((2, 4, rec.d_qk), BF16)
+    for cache in (rows, rows.view(np.uint16), rows.astype(np.float32)):
+        with pytest.raises(TypeError, match="`cache` must be an array of uint8, got .*probably an unquantised cache"):
+            unpack_kv_cache(cache, **words(rec))
+    with pytest.raises(ValueError, match=f"probably unquantised bf16 rows of {rec.d_qk} dimensions"):
+        unpack_kv_cache(rows.view(np.uint8), **words(rec))
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Re-layout
 
