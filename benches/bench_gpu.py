@@ -1,6 +1,7 @@
-"""Times decode on a CUDA GPU: graph replay, L2-cold rows, medians, beside the time that its bytes take at copy speed.
+"""Times decode and the cache kernels on a CUDA GPU: graph replay, cold in L2, medians, beside a copy of the same bytes.
 
-Needs torch. Run by tests/gpu/run.sh; writes gpu-<device>-<date>.json and prints Markdown.
+Needs torch. Run by tests/gpu/run.sh; writes gpu-<device>-<date>.json and prints Markdown. `--families` without names
+leaves decode out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import sparse_mla
 import torch
+from gpu_caches import time_caches
 
 # Family, cache format, widths.
 GRID: list[tuple[str, str, tuple[int, ...]]] = [
@@ -191,6 +193,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=[family for family, *_ in GRID])
     arguments = parser.parse_args()
     generator = torch.Generator(device="cuda").manual_seed(0)
+    caches = time_caches(replay_us, generator)
     rate = copy_rate()
     table = {(row["family"], row["kv_cache_format"]): row for row in sparse_mla.families()}
     rows: list[dict[str, Any]] = []
@@ -218,6 +221,7 @@ def main() -> None:
         "copy_bytes_per_us": rate,
         "host_us": host,
         "rows": rows,
+        "caches": caches,
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name().replace(" ", "-").lower()

@@ -1,4 +1,5 @@
-"""Small calls of every GPU kernel, for compute-sanitizer: each family, tile and split form, both caches, merges."""
+"""Small calls of every GPU kernel, for compute-sanitizer: each family, tile and split form, both caches, merges,
+writers and readers of caches."""
 
 import sys
 from pathlib import Path
@@ -25,6 +26,21 @@ CACHES = (
 )
 
 
+def write_and_read(rng: np.random.Generator) -> None:
+    """Pack, append (few and many rows, rotated where there are RoPE lanes) and unpack of every record."""
+    for record in oracle.ALL:
+        words = {"family": record.family, "kv_cache_format": record.fmt}
+        for rows in (150, 9000) if record.fmt == "nvfp4" else (150,):
+            latent = torch.from_numpy(oracle.latents(rng, rows, record, np.float32)).cuda()
+            cache = sparse_mla.pack_kv_cache(latent, page_block_size=7, **words)
+            slots = torch.from_numpy(rng.integers(-1, 100, rows)).cuda()
+            sparse_mla.append_kv_cache(latent, slots, cache, **words)
+            if record.rope:
+                rope = {"rope_cos_sin": torch.randn(100, record.rope, device="cuda"), "rope_positions": slots}
+                sparse_mla.append_kv_cache(latent.bfloat16(), slots, cache, **rope, **words)
+            sparse_mla.unpack_kv_cache(cache, **words)
+
+
 def main() -> None:
     backend = CudaBackend()
     rng = np.random.default_rng(0)
@@ -39,6 +55,7 @@ def main() -> None:
     for shape in ((3, 5, 512), (7, 3)):
         out, lse = torch.randn(shape, device="cuda"), torch.randn(shape[:-1], device="cuda")
         sparse_mla.merge_states(out, lse, out, lse)
+    write_and_read(rng)
     torch.cuda.synchronize()
     print("small set done:", sparse_mla.show_config()["build_id"])
 

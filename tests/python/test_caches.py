@@ -395,7 +395,7 @@ def test_unquantised_caches_are_named(rec):
     """As bf16 elements, and as the bytes of such."""
     rows = np.zeros((2, 4, rec.d_qk), BF16)
     for cache in (rows, rows.view(np.uint16), rows.astype(np.float32)):
-        with pytest.raises(TypeError, match="`cache` must be an array of uint8, got .*probably an unquantised cache"):
+        with pytest.raises(TypeError, match=r"`cache` must be an array of uint8, got .*probably an unquantised cache"):
             unpack_kv_cache(cache, **words(rec))
     with pytest.raises(ValueError, match=f"probably unquantised bf16 rows of {rec.d_qk} dimensions"):
         unpack_kv_cache(rows.view(np.uint8), **words(rec))
