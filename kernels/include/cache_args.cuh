@@ -46,6 +46,12 @@ enum ElementType { ELEMENT_BF16 = 0, ELEMENT_F16 = 1, ELEMENT_F32 = 2 };
 
 static_assert(sizeof(CacheArgs) == 64 && sizeof(WriteArgs) == 160 && sizeof(ReadArgs) == 80, "the Rust twin has these sizes");
 
+// RoPE lanes of a record.
+template <class R, class Args>
+DEVICE u32 rope_dims(const Args& args) {
+  return R::ROPE ? args.rope_dims : 0;
+}
+
 // A record in memory.
 struct Place {
   u8* page;

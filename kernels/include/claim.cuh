@@ -10,11 +10,27 @@
 constexpr int WRITE_ROWS = 8;  // of a block, one warp each
 constexpr u32 NO_ROW = ~0u;
 
-// A slot that does not exist becomes -1.
+// The slots of COUNT rows `stride` apart, all loaded before the first is needed. A slot that does not exist becomes -1, as that
+// of a row at or past `rows` does.
+template <int COUNT>
+DEVICE void load_slots(i64 (&slots)[COUNT], const WriteArgs& args, u32 row, u32 stride, u32 rows) {
+  if (args.wide_slots) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      slots[i] = row + i * stride < rows ? __ldg(static_cast<const i64*>(args.slots) + row + i * stride) : -1;
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      slots[i] = row + i * stride < rows ? __ldg(static_cast<const int*>(args.slots) + row + i * stride) : -1;
+  }
+#pragma unroll
+  for (i64& slot : slots) slot = static_cast<u64>(slot) < args.to.num_slots ? slot : -1;
+}
+
 DEVICE i64 slot_of(const WriteArgs& args, u32 row) {
-  const i64 slot = args.wide_slots ? __ldg(static_cast<const i64*>(args.slots) + row)
-                                   : __ldg(static_cast<const int*>(args.slots) + row);
-  return static_cast<u64>(slot) < args.to.num_slots ? slot : -1;
+  i64 slot[1];
+  load_slots(slot, args, row, 0, args.num_rows);
+  return slot[0];
 }
 
 DEVICE u32 first_claim(const WriteArgs& args, i64 slot) {
@@ -54,14 +70,25 @@ DEVICE bool lower_row_has(const WriteArgs& args, i64 slot, u32 first_row, int wa
 #pragma unroll
   for (int r = 0; r < WRITE_ROWS; r++) low[r] = static_cast<u32>(slots[r]);
   u32 found = 0;
-#pragma unroll 4
-  for (u32 lower = threadIdx.x; lower < first_row; lower += 32 * WRITE_ROWS) {
-    const i64 theirs = slot_of(args, lower);
+  constexpr int AT_ONCE = 4, THREADS = 32 * WRITE_ROWS;
+#pragma unroll 1
+  for (u32 lower = threadIdx.x; lower < first_row; lower += AT_ONCE * THREADS) {
+    i64 theirs[AT_ONCE];
+    load_slots(theirs, args, lower, THREADS, first_row);
     bool may_match = false;
 #pragma unroll
-    for (int r = 0; r < WRITE_ROWS; r++) may_match |= static_cast<u32>(theirs) == low[r];
+    for (int r = 0; r < WRITE_ROWS; r++) {
+#pragma unroll
+      for (i64 slot_of_lower : theirs) may_match |= static_cast<u32>(slot_of_lower) == low[r];
+    }
     if (!may_match) continue;
-    for (int r = 0; r < WRITE_ROWS; r++) found |= static_cast<u32>(theirs == slots[r]) << r;
+#pragma unroll 1
+    for (int r = 0; r < WRITE_ROWS; r++) {
+      bool matches = false;
+#pragma unroll
+      for (i64 slot_of_lower : theirs) matches |= slot_of_lower == slots[r];
+      found |= static_cast<u32>(matches) << r;
+    }
   }
   const u32 row = threadIdx.x / WRITE_ROWS, lower = threadIdx.x % WRITE_ROWS;  // a pair of the block's own rows
   if (row < WRITE_ROWS && lower < row) found |= static_cast<u32>(slots[lower] == slots[row]) << row;

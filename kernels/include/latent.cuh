@@ -21,8 +21,8 @@ struct Latent {
   }
 
   DEVICE void load(const WriteArgs& args, u64 row, int lane) {
-    const u64 first = row * (R::QUANTISED + args.rope_dims);
-    const bool has_rope = args.rope_dims && lane >= FIRST_ROPE_LANE;
+    const u64 first = row * (R::QUANTISED + rope_dims<R>(args));
+    const bool has_rope = rope_dims<R>(args) && lane >= FIRST_ROPE_LANE;
     // One branch for all units, so that every load is on its way before the first is waited for.
     if (args.latent_type == ELEMENT_BF16) load_all<ELEMENT_BF16>(args.latent, first, has_rope, lane);
     else if (args.latent_type == ELEMENT_F16) load_all<ELEMENT_F16>(args.latent, first, has_rope, lane);

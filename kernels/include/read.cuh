@@ -50,9 +50,9 @@ DEVICE void read_cache(const ReadArgs& args) {
     scales[i] = R::SCALE == 4 ? reinterpret_cast<const u32*>(place.scales)[group] : place.scales[group];
   }
   uint2 rope = make_uint2(0, 0);
-  const bool has_rope = lane * 4 < args.rope_dims;
+  const bool has_rope = lane * 4 < rope_dims<R>(args);
   if (has_rope) rope = reinterpret_cast<const uint2*>(place.data + args.from.rope_at)[lane];
-  float4* out = reinterpret_cast<float4*>(args.out + slot * (R::QUANTISED + args.rope_dims));
+  float4* out = reinterpret_cast<float4*>(args.out + slot * (R::QUANTISED + rope_dims<R>(args)));
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
     const int four = i * 32 + lane;

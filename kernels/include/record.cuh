@@ -11,9 +11,11 @@ enum ScaleRule {
   NVFP4_GLOBAL,  // the same of values that were divided by a factor of the cache
 };
 
-template <int QUANTISED_, int GROUP_, ScaleRule RULE_, int PAD_ = 0>
+// PAD: zero bytes after the scales. ROPE: there may be BF16 RoPE lanes, 64 or (glm53_nope) none.
+template <int QUANTISED_, int GROUP_, ScaleRule RULE_, bool ROPE_ = true, int PAD_ = 0>
 struct Record {
-  static constexpr int QUANTISED = QUANTISED_, GROUP = GROUP_, PAD = PAD_;  // PAD: zero bytes after the scales
+  static constexpr int QUANTISED = QUANTISED_, GROUP = GROUP_, PAD = PAD_;
+  static constexpr bool ROPE = ROPE_;
   static constexpr ScaleRule RULE = RULE_;
   static constexpr bool FP4 = RULE == FLOORED || RULE == NVFP4 || RULE == NVFP4_GLOBAL;
   static constexpr int SCALE = RULE == POW2_FP32 || RULE == ARBITRARY ? 4 : 1;

@@ -52,7 +52,7 @@ DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const Place& 
     if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
   }
   if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
-  if (args.rope_dims && lane >= FIRST_ROPE_LANE)
+  if (rope_dims<R>(args) && lane >= FIRST_ROPE_LANE)
     reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
 }
 
@@ -61,7 +61,7 @@ template <class R>
 DEVICE void zero_record(const WriteArgs& args, const Place& place, int lane) {
   zero_bytes(place.data, R::CODE_BYTES, lane);
   zero_bytes(place.scales, R::SCALE_BYTES, lane);
-  zero_bytes(place.data + args.to.rope_at, args.rope_dims * 2, lane);
+  zero_bytes(place.data + args.to.rope_at, rope_dims<R>(args) * 2, lane);
 }
 
 // What lies between this record and the next one.
@@ -82,14 +82,14 @@ DEVICE void write_cache(const WriteArgs& args) {
   if (!args.slots) slot = row < args.to.num_slots ? static_cast<i64>(row) : -1;
   else if (present) slot = slot_of(args, row);
   u64 position = 0;
-  if (args.cos_sin && present) {
+  if (R::ROPE && args.cos_sin && present) {
     position = args.wide_positions ? __ldg(static_cast<const u64*>(args.positions) + row)
                                    : static_cast<i64>(__ldg(static_cast<const int*>(args.positions) + row));
   }
   if (args.slots && !args.claims && lower_row_has(args, slot, first_row, warp, lane)) return;
   if (slot < 0) return;
   if (args.slots && args.claims && !holds_claim(args, row, slot)) return;
-  if (args.cos_sin && present) {
+  if (R::ROPE && args.cos_sin && present) {
     if (position >= args.max_position) return;
     latent.rotate(args, position, lane);
   }
