@@ -32,6 +32,15 @@ impl Conversion {
         let same_scales = a.scale == b.scale || (a.scale, b.scale) == (ScaleRule::Pow2Fp32, ScaleRule::ArbitraryFp32);
         Ok(if same_scales && a.group == b.group { Self::Exact } else { Self::Lossy })
     }
+
+    /// Codes that are kept keep their factor.
+    pub(crate) fn check_global_scales(self, from: f32, to: f32) -> Result<(), Error> {
+        if self == Self::Exact && to != from {
+            let accepted = format!("{from} like that of `cache`, whose codes are kept");
+            return Err(Error::value("to_kv_global_scale", accepted, to));
+        }
+        Ok(())
+    }
 }
 
 /// Converts the first `num_slots` slots (`None`: all) into a new cache of another family or format, under the same slot ids.
@@ -48,10 +57,7 @@ pub fn convert_kv_cache(
     to_global_scale: f32,
 ) -> Result<(PackedCache, f64), Error> {
     let conversion = Conversion::between(from.spec, to)?;
-    if conversion == Conversion::Exact && to_global_scale != from.kv_global_scale {
-        let accepted = format!("{} like that of `cache`, whose codes are kept", from.kv_global_scale);
-        return Err(Error::value("to_kv_global_scale", accepted, to_global_scale));
-    }
+    conversion.check_global_scales(from.kv_global_scale, to_global_scale)?;
     let num_slots = num_slots.unwrap_or(from.num_slots());
     if num_slots > from.num_slots() {
         return Err(Error::value(

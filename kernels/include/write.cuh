@@ -7,11 +7,7 @@
 #pragma once
 #include "claim.cuh"
 #include "latent.cuh"
-
-// `bytes` and the address are multiples of 8.
-DEVICE void zero_bytes(u8* from, i64 bytes, int lane) {
-  for (i64 at = lane * 8; at < bytes; at += 32 * 8) *reinterpret_cast<uint2*>(from + at) = make_uint2(0, 0);
-}
+#include "zero.cuh"
 
 template <class R>
 DEVICE void store_scale(u8* scales, int group, u32 stored) {
@@ -56,21 +52,6 @@ DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const Place& 
     reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
 }
 
-// A slot without a row.
-template <class R>
-DEVICE void zero_record(const WriteArgs& args, const Place& place, int lane) {
-  zero_bytes(place.data, R::CODE_BYTES, lane);
-  zero_bytes(place.scales, R::SCALE_BYTES, lane);
-  zero_bytes(place.data + args.to.rope_at, rope_dims<R>(args) * 2, lane);
-}
-
-// What lies between this record and the next one.
-DEVICE void zero_gaps(const WriteArgs& args, const Place& place, int lane) {
-  if (args.row_gap) zero_bytes(place.data + args.to.data_stride - args.row_gap, args.row_gap, lane);
-  if (place.row + 1 == args.to.page_block_size)
-    zero_bytes(place.page + args.page_gap_at, args.to.page_stride - args.page_gap_at, lane);
-}
-
 template <class R>
 DEVICE void write_cache(const WriteArgs& args) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -95,6 +76,6 @@ DEVICE void write_cache(const WriteArgs& args) {
   }
   const Place place = Place::of(args.to, slot);
   if (present) store_record(args, latent, place, lane);
-  else zero_record<R>(args, place, lane);
-  if (!args.slots) zero_gaps(args, place, lane);
+  else zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
+  if (!args.slots) zero_gaps(args.to, place, args.row_gap, args.page_gap_at, lane);
 }

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Self, final, overload
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
 __version__: str
@@ -450,7 +448,7 @@ def unpack_kv_cache(
 
 @overload
 def convert_kv_cache(
-    cache: NDArray[np.uint8],
+    cache: Any,
     *,
     from_family: str,
     to_family: str,
@@ -463,10 +461,11 @@ def convert_kv_cache(
     from_kv_global_scale: float = 1.0,
     to_kv_global_scale: float = 1.0,
     return_error: Literal[False] = False,
-) -> NDArray[np.uint8]: ...
+    stream: Any = None,
+) -> Any: ...
 @overload
 def convert_kv_cache(
-    cache: NDArray[np.uint8],
+    cache: Any,
     *,
     from_family: str,
     to_family: str,
@@ -479,7 +478,8 @@ def convert_kv_cache(
     from_kv_global_scale: float = 1.0,
     to_kv_global_scale: float = 1.0,
     return_error: Literal[True],
-) -> tuple[NDArray[np.uint8], float]:
+    stream: Any = None,
+) -> tuple[Any, float]:
     """Converts a packed cache into another family or format that holds the same dimensions, under the same slot ids.
 
     Exact, codes and scales kept: dsv3_2 to glm_nsa (a power of two is an FP32 scale like any other), dsv4_1 to and from
@@ -488,7 +488,8 @@ def convert_kv_cache(
     glm_nsa FP8 to and from NVFP4. RoPE lanes keep their bits always.
 
     Args:
-        cache: packed cache on the CPU, in any form that `decode` reads.
+        cache: packed cache in any form that `decode` reads. A CUDA array is converted on its device, if the
+            conversion is exact; for a lossy one, `unpack_kv_cache` and `pack_kv_cache` it.
         from_family, from_format: what it holds; ``"fp8"``, ``"nvfp4"`` or ``"fp4"``.
         to_family, to_format: what is wanted; the same number of quantised and of RoPE dimensions.
         page_block_size: tokens per page of the result; None means that of `cache`.
@@ -497,10 +498,11 @@ def convert_kv_cache(
         from_kv_global_scale, to_kv_global_scale: glm_nsa NVFP4 only, as in `pack_kv_cache`.
         return_error: also return the relative L2 error of the quantised values against the dequantised `cache`: 0.0
             where nothing was lost, NaN if there was a NaN.
+        stream: as in `decode`. None on the CPU.
 
     Returns:
-        uint8 [pages, page_block_size, bytes_per_token], new; gaps and left-over slots are zero bytes. With
-        `return_error` a tuple ``(cache, error)``.
+        uint8 [pages, page_block_size, bytes_per_token], new, in the library of `cache` as from
+        `pack_kv_cache`; gaps and left-over slots are zero bytes. With `return_error` a tuple ``(cache, error)``.
 
     Raises:
         UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`, or dimensions that differ.
@@ -509,7 +511,7 @@ def convert_kv_cache(
     """
 
 def repage_kv_cache(
-    cache: NDArray[np.uint8],
+    cache: Any,
     *,
     family: str,
     kv_cache_format: str = "fp8",
@@ -517,21 +519,24 @@ def repage_kv_cache(
     page_stride: int | None = None,
     row_stride: int | None = None,
     num_slots: int | None = None,
-) -> NDArray[np.uint8]:
+    stream: Any = None,
+) -> Any:
     """Moves a packed cache into pages of another size or other strides, bit for bit, under the same slot ids.
 
     Page footers move with their rows, which no reshape can do. 528-byte rows become 656-byte ones, and back, by
     `row_stride`.
 
     Args:
-        cache: packed cache on the CPU, in any form that `decode` reads.
+        cache: packed cache in any form that `decode` reads, on the CPU or on a CUDA device.
         family, kv_cache_format: what it holds.
         page_block_size: tokens per page of the result; None means that of `cache`.
         page_stride, row_stride: strides of the result, as in `pack_kv_cache`.
         num_slots: only the first so many slots; None means all.
+        stream: as in `decode`. None on the CPU.
 
     Returns:
-        uint8 [pages, page_block_size, bytes_per_token], new; gaps and left-over slots are zero bytes.
+        uint8 [pages, page_block_size, bytes_per_token], new, in the library of `cache` as from
+        `pack_kv_cache`; gaps and left-over slots are zero bytes.
 
     Raises:
         UnsupportedError, TypeError, ValueError: as in `pack_kv_cache`.

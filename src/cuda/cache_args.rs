@@ -3,7 +3,7 @@
 use std::mem::{offset_of, size_of};
 
 use super::launch::CacheOnDevice;
-use crate::Placement;
+use crate::{PageLayout, Placement};
 
 /// `CacheArgs` of the kernels.
 #[derive(Debug, Clone, Copy)]
@@ -53,9 +53,34 @@ pub(super) struct ReadArgs {
     pub global_scale: f32,
 }
 
+/// `MoveArgs` of the kernels.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct MoveArgs {
+    pub from: CacheArgs,
+    pub to: CacheArgs,
+    pub num_slots: u64,
+    pub row_gap: i64,
+    pub page_gap_at: i64,
+    pub code_bytes: u32,
+    pub scale_bytes: u32,
+    pub rope_bytes: u32,
+    pub reserved: u32,
+}
+
 // The sizes that cache_args.cuh asserts; its fields follow in the same order and alignment.
 const _: () = assert!(size_of::<CacheArgs>() == 64 && size_of::<WriteArgs>() == 160 && size_of::<ReadArgs>() == 80);
+const _: () = assert!(size_of::<MoveArgs>() == 168);
 const _: () = assert!(offset_of!(CacheArgs, page_shift) == 56 && offset_of!(WriteArgs, num_rows) == 128);
+
+/// Bytes between the end of an inline record and the next row, and from the start of a page to the end of its last row.
+pub(super) fn gaps(layout: &PageLayout) -> (i64, i64) {
+    let row_gap = match layout.row().placement {
+        Placement::Inline => layout.row_stride() - layout.row().bytes_per_token(),
+        Placement::Footer => 0,
+    };
+    (row_gap as i64, (layout.page_block_size() * layout.row_stride()) as i64)
+}
 
 impl CacheArgs {
     pub fn of(cache: &CacheOnDevice) -> Self {
@@ -94,4 +119,4 @@ macro_rules! parameter_bytes {
         })+
     };
 }
-parameter_bytes!(WriteArgs, ReadArgs);
+parameter_bytes!(WriteArgs, ReadArgs, MoveArgs);

@@ -2,13 +2,13 @@
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
-use super::cache_args::{CacheArgs, ReadArgs, WriteArgs};
+use super::cache_args::{CacheArgs, MoveArgs, ReadArgs, WriteArgs, gaps};
 use super::device::Device;
 use super::driver::refused;
 use super::launch::{CacheOnDevice, Launch, OutType, Parameters};
 use super::workspace::Workspace;
 use crate::support::explain_capability;
-use crate::{Error, FamilySpec, Placement, RopePairs, ScaleRule};
+use crate::{Conversion, Error, FamilySpec, RopePairs, ScaleRule};
 
 /// Warps of a block, one row or slot each: WRITE_ROWS and READ_SLOTS of the kernels.
 const ROWS_PER_BLOCK: usize = 8;
@@ -33,6 +33,8 @@ const RECORD_MODULES: &[(ScaleRule, usize, &str)] = &[
 
 /// Entry points of such a module, and of the module for many rows.
 pub(super) const RECORD_ENTRIES: [&str; 2] = ["write", "read"];
+pub(super) const MOVE_MODULE: &str = "move";
+pub(super) const MOVE_ENTRIES: [&str; 1] = ["move_records"];
 pub(super) const CLAIM_MODULE: &str = "claim";
 pub(super) const CLAIM_ENTRIES: [&str; 1] = ["claim_slots"];
 
@@ -103,6 +105,19 @@ pub struct ReadOnDevice {
     pub kv_global_scale: f32,
 }
 
+/// Records that go from one cache to another of the same bytes per record.
+#[derive(Debug, Clone, Copy)]
+pub struct MoveOnDevice {
+    /// Lines of the family table, between which the conversion is [`Conversion::Exact`].
+    pub specs: [&'static FamilySpec; 2],
+    /// The old cache.
+    pub from: CacheOnDevice,
+    /// The new one, all of whose `pages * page_stride` bytes are written.
+    pub to: CacheOnDevice,
+    /// Slots that are moved, at most those of either cache.
+    pub num_slots: usize,
+}
+
 impl WriteOnDevice {
     /// Bytes of workspace: none up to some thousands of rows.
     pub fn workspace_bytes(&self) -> usize {
@@ -147,6 +162,20 @@ impl Device {
     /// As [`Device::write_kv_cache`], of `out`.
     pub unsafe fn read_kv_cache(&self, read: &ReadOnDevice, stream: CUstream) -> Result<(), Error> {
         let launches = [read_launch(read)?, None];
+        // SAFETY: the caller vouches for the pointers in the launch.
+        unsafe { self.enqueue_all(launches, 0, 0, stream) }
+    }
+
+    /// Enqueues on `stream` what [`crate::repage_kv_cache`], or [`crate::convert_kv_cache`] where it is exact, does. Allocates
+    /// nothing and waits for nothing once the module is loaded.
+    ///
+    /// # Errors
+    /// As [`Device::write_kv_cache`]; [`Error::Value`] if the conversion is not exact.
+    ///
+    /// # Safety
+    /// As [`Device::write_kv_cache`], of both caches.
+    pub unsafe fn move_kv_cache(&self, moved: &MoveOnDevice, stream: CUstream) -> Result<(), Error> {
+        let launches = [move_launch(moved)?, None];
         // SAFETY: the caller vouches for the pointers in the launch.
         unsafe { self.enqueue_all(launches, 0, 0, stream) }
     }
@@ -212,7 +241,7 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
     if warps == 0 {
         return Ok([None, None]);
     }
-    let inline = row.placement == Placement::Inline;
+    let (row_gap, page_gap_at) = gaps(layout);
     let args = WriteArgs {
         to: CacheArgs::of(&write.cache),
         latent: write.latent,
@@ -221,8 +250,8 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         cos_sin: write.rotation.map_or(0, |rotation| rotation.cos_sin),
         positions: write.rotation.map_or(0, |rotation| rotation.positions.pointer),
         max_position: write.rotation.map_or(0, |rotation| rotation.max_position as u64),
-        row_gap: if inline { (layout.row_stride() - row.bytes_per_token()) as i64 } else { 0 },
-        page_gap_at: (layout.page_block_size() * layout.row_stride()) as i64,
+        row_gap,
+        page_gap_at,
         num_rows: write.num_rows as u32,
         claim_mask: (needed / 4).saturating_sub(1) as u32,
         rope_dims: row.rope_dims as u32,
@@ -257,6 +286,41 @@ pub fn read_launch(read: &ReadOnDevice) -> Result<Option<Launch>, Error> {
     };
     let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
     Ok((num_slots > 0).then(|| launch(module, "read", blocks, Parameters::Read(args))))
+}
+
+/// What [`Device::move_kv_cache`] enqueues. Asks no driver.
+///
+/// # Errors
+/// [`Error::Value`] if the conversion is not exact, or if there are too many slots.
+pub fn move_launch(moved: &MoveOnDevice) -> Result<Option<Launch>, Error> {
+    let [from, to] = moved.specs;
+    if Conversion::between(from, to)? != Conversion::Exact {
+        let accepted = "a format that keeps the codes of `cache` on a GPU (else `unpack_kv_cache` and `pack_kv_cache`)";
+        return Err(Error::value("to_format", accepted, format!("'{}' of family {}", to.format, to.family)));
+    }
+    let num_slots = moved.to.pages.saturating_mul(moved.to.layout.page_block_size());
+    let held = moved.from.pages.saturating_mul(moved.from.layout.page_block_size());
+    if num_slots > MAX_ROWS {
+        return Err(Error::value("cache", format!("of at most {MAX_ROWS} slots for one launch"), num_slots));
+    }
+    if moved.num_slots > held.min(num_slots) {
+        let accepted = format!("at most {}, the slots of `cache`", held.min(num_slots));
+        return Err(Error::value("num_slots", accepted, moved.num_slots));
+    }
+    let (row_gap, page_gap_at) = gaps(&moved.to.layout);
+    let args = MoveArgs {
+        from: CacheArgs::of(&moved.from),
+        to: CacheArgs::of(&moved.to),
+        num_slots: moved.num_slots as u64,
+        row_gap,
+        page_gap_at,
+        code_bytes: to.row.code_bytes() as u32,
+        scale_bytes: to.row.scale_bytes() as u32,
+        rope_bytes: to.row.rope_bytes() as u32,
+        reserved: 0,
+    };
+    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
+    Ok((num_slots > 0).then(|| launch(MOVE_MODULE, MOVE_ENTRIES[0], blocks, Parameters::Move(args))))
 }
 
 fn launch(module: &'static str, entry: &'static str, blocks: usize, parameters: Parameters) -> Launch {

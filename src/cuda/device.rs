@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, RECORD_ENTRIES, record_module};
+use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, MOVE_ENTRIES, MOVE_MODULE, RECORD_ENTRIES, record_module};
 use super::driver::{describe, open, refused};
 use crate::plan::{DeviceFacts, KERNELS, Kernel};
 use crate::{Error, FamilySpec};
@@ -34,6 +34,7 @@ pub static MODULES: &[(&str, &str)] = &[
     ("dsv4_nvfp4", include_str!("../../kernels/ptx/dsv4_nvfp4.ptx")),
     ("glm53_nope", include_str!("../../kernels/ptx/glm53_nope.ptx")),
     ("glm_nsa_nvfp4", include_str!("../../kernels/ptx/glm_nsa_nvfp4.ptx")),
+    ("move", include_str!("../../kernels/ptx/move.ptx")),
     ("merge", include_str!("../../kernels/ptx/merge.ptx")),
 ];
 
@@ -130,7 +131,9 @@ impl Device {
             }
             self.function(record_module(spec)?, RECORD_ENTRIES[0], std::ptr::null_mut())?;
         }
-        for (module, entry) in [("merge", MERGE_ENTRIES[0]), (CLAIM_MODULE, CLAIM_ENTRIES[0])] {
+        for (module, entry) in
+            [("merge", MERGE_ENTRIES[0]), (CLAIM_MODULE, CLAIM_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])]
+        {
             self.function(module, entry, std::ptr::null_mut())?;
         }
         Ok(())
@@ -249,6 +252,7 @@ fn load((name, ptx): (&'static str, &str)) -> Result<Functions, Error> {
     let others: &[&'static str] = match name {
         "merge" => &MERGE_ENTRIES,
         CLAIM_MODULE => &CLAIM_ENTRIES,
+        MOVE_MODULE => &MOVE_ENTRIES,
         _ if decode.is_empty() => &RECORD_ENTRIES,
         _ => &[],
     };

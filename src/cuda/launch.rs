@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 use super::args::{CandidateArgs, DecodeArgs, MergeStatesArgs};
-use super::cache_args::{ReadArgs, WriteArgs};
+use super::cache_args::{MoveArgs, ReadArgs, WriteArgs};
 use super::device::Device;
 use super::driver::refused;
 use super::workspace::Workspace;
@@ -304,6 +304,7 @@ pub(super) enum Parameters {
     States(MergeStatesArgs),
     Write(WriteArgs),
     Read(ReadArgs),
+    Move(MoveArgs),
 }
 
 impl Launch {
@@ -315,6 +316,7 @@ impl Launch {
             Parameters::States(args) => args.bytes().to_vec(),
             Parameters::Write(args) => args.bytes().to_vec(),
             Parameters::Read(args) => args.bytes().to_vec(),
+            Parameters::Move(args) => args.bytes().to_vec(),
         }
     }
 
@@ -327,6 +329,7 @@ impl Launch {
             Parameters::States(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
             Parameters::Write(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
             Parameters::Read(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
+            Parameters::Move(args) => [(&raw mut *args).cast::<c_void>(), std::ptr::null_mut()],
         };
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

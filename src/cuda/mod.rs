@@ -18,7 +18,8 @@ mod slices;
 mod workspace;
 
 pub use caches::{
-    ReadOnDevice, RotationOnDevice, RowNumbers, WriteOnDevice, read_launch, record_module, write_launches,
+    MoveOnDevice, ReadOnDevice, RotationOnDevice, RowNumbers, WriteOnDevice, move_launch, read_launch, record_module,
+    write_launches,
 };
 pub use device::{Device, MODULES, device};
 pub use driver::{DeviceDescription, Driver, DriverVersion, probe};

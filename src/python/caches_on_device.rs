@@ -1,4 +1,4 @@
-//! Pack, append and unpack on a CUDA device.
+//! Pack, append, unpack and moves of caches on a CUDA device.
 #![allow(unsafe_code)]
 
 use pyo3::prelude::*;
@@ -10,7 +10,8 @@ use super::import::Importer;
 use super::on_device::{out_type, require_aligned};
 use super::output;
 use crate::cuda::{
-    CUstream, CacheOnDevice, Device, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace, WriteOnDevice, device,
+    CUstream, CacheOnDevice, Device, MoveOnDevice, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace,
+    WriteOnDevice, device, move_launch,
 };
 use crate::{Error, FamilySpec, PageLayout};
 
@@ -30,13 +31,10 @@ pub(super) fn pack<'py>(
     let stream = importer.stream() as CUstream;
     let num_rows = latent.shape[0];
     let pages = num_rows.div_ceil(layout.page_block_size());
-    let shape = [pages, layout.page_block_size(), spec.row.bytes_per_token()];
-    let strides = [layout.page_stride(), layout.row_stride(), 1];
-    let object = output::strided_bytes("cache", latent, shape, strides, cache_bytes(layout, pages)?, importer)?;
-    let cache = Array::import("cache", &object, &[DType::U8], importer)?;
+    let (object, to) = new_cache(latent, layout, pages, importer)?;
     let write = WriteOnDevice {
         spec,
-        cache: CacheOnDevice { pointer: cache.address(), pages, layout: *layout },
+        cache: to,
         latent: aligned(latent)?,
         latent_type: out_type(latent),
         num_rows,
@@ -115,6 +113,47 @@ pub(super) fn unpack<'py>(
     unsafe { device.read_kv_cache(&read, stream) }?;
     mark_written(&object, stream)?;
     Ok(object)
+}
+
+/// Records under the same slot ids in a new cache.
+pub(super) fn move_records<'py>(
+    cache: &Array<'py>,
+    [from, to]: [&'static FamilySpec; 2],
+    layout: &PageLayout,
+    num_slots: Option<u64>,
+    ordinal: i32,
+    importer: &Importer,
+) -> PyResult<Bound<'py, PyAny>> {
+    let device = open(ordinal)?;
+    let stream = importer.stream() as CUstream;
+    let source = cache_of(cache, from)?;
+    let held = source.pages * source.layout.page_block_size();
+    let num_slots = num_slots.map_or(held, |count| usize::try_from(count).unwrap_or(usize::MAX));
+    // More than there are is refused below, before a cache is made for them.
+    let pages = num_slots.min(held).div_ceil(layout.page_block_size());
+    let nowhere = CacheOnDevice { pointer: 0, pages, layout: *layout };
+    let moved = MoveOnDevice { specs: [from, to], from: source, to: nowhere, num_slots };
+    move_launch(&moved)?;
+    let (object, to) = new_cache(cache, layout, pages, importer)?;
+    // SAFETY: the cache was checked for place, shape, strides and alignment, the new one is as large as its layout says; both
+    // outlive their work in their library's stream order; the stream is that library's or the caller's.
+    unsafe { device.move_kv_cache(&MoveOnDevice { to, ..moved }, stream) }?;
+    mark_written(&object, stream)?;
+    Ok(object)
+}
+
+/// A new cache on the device of `like`.
+fn new_cache<'py>(
+    like: &Array<'py>,
+    layout: &PageLayout,
+    pages: usize,
+    importer: &Importer,
+) -> PyResult<(Bound<'py, PyAny>, CacheOnDevice)> {
+    let shape = [pages, layout.page_block_size(), layout.row().bytes_per_token()];
+    let strides = [layout.page_stride(), layout.row_stride(), 1];
+    let object = output::strided_bytes("cache", like, shape, strides, cache_bytes(layout, pages)?, importer)?;
+    let pointer = Array::import("cache", &object, &[DType::U8], importer)?.address();
+    Ok((object, CacheOnDevice { pointer, pages, layout: *layout }))
 }
 
 fn open(ordinal: i32) -> Result<&'static Device, Error> {

@@ -1,15 +1,18 @@
-//! `convert_kv_cache` and `repage_kv_cache` on numpy arrays.
+//! `convert_kv_cache` and `repage_kv_cache`: arrays in, checks, one call of the core on the host or on a device.
 
 use numpy::IntoPyArray;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::argument::{Argument, Word, word};
-use super::array::{Array, DType};
+use super::array::{Array, DType, Place};
 use super::caches::{spec_of, strided_view};
+use super::caches_on_device;
+use super::decode::refuse_gpu_argument;
+use super::import::{Importer, stream_handle};
 use super::int::Int;
 use super::support::geometry;
-use crate::{CacheView, Error, FamilySpec, Geometry, PackedCache};
+use crate::{CacheView, Conversion, Error, FamilySpec, Geometry, PackedCache, PageLayout};
 
 const NAMES: [&str; 3] = ["page_block_size", "page_stride", "row_stride"];
 
@@ -17,10 +20,10 @@ const NAMES: [&str; 3] = ["page_block_size", "page_stride", "row_stride"];
 #[pyfunction]
 #[pyo3(signature = (cache, *, from_family, to_family, from_format=word("fp8"), to_format=word("fp8"), page_block_size=None,
                     page_stride=None, row_stride=None, num_slots=None, from_kv_global_scale=Argument::Right(1.0),
-                    to_kv_global_scale=Argument::Right(1.0), return_error=Argument::Right(false)),
+                    to_kv_global_scale=Argument::Right(1.0), return_error=Argument::Right(false), stream=None),
        text_signature = "(cache, *, from_family, to_family, from_format='fp8', to_format='fp8', page_block_size=None, \
                          page_stride=None, row_stride=None, num_slots=None, from_kv_global_scale=1.0, \
-                         to_kv_global_scale=1.0, return_error=False)")]
+                         to_kv_global_scale=1.0, return_error=False, stream=None)")]
 #[allow(clippy::too_many_arguments, reason = "Python's signature")]
 pub(super) fn convert_kv_cache<'py>(
     cache: &Bound<'py, PyAny>,
@@ -35,18 +38,28 @@ pub(super) fn convert_kv_cache<'py>(
     from_kv_global_scale: Argument<f64>,
     to_kv_global_scale: Argument<f64>,
     return_error: Argument<bool>,
+    stream: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = cache.py();
+    let importer = Importer::on_stream(stream.map(stream_handle).transpose()?);
     let from = spec_of(["from_family", "from_format"], from_family, from_format)?;
     let to = spec_of(["to_family", "to_format"], to_family, to_format)?;
-    let source = Source::new(cache, from, from_kv_global_scale, num_slots)?;
+    let source = Source::new(cache, from, from_kv_global_scale, num_slots, &importer)?;
     let geometry = source.geometry_or(geometry(NAMES, [page_block_size, page_stride, row_stride])?);
     let scale = to_kv_global_scale.named_finite_f32("to_kv_global_scale")?;
     let return_error = return_error.named("return_error")?;
-    let view = source.view()?;
-    let num_slots = source.num_slots;
-    let (packed, error) = py.detach(|| crate::convert_kv_cache(&view, to, geometry, num_slots, scale))?;
-    let converted = to_numpy(py, packed)?;
+    let (converted, error) = match source.array.place() {
+        Place::Cuda(ordinal) => {
+            Conversion::between(from, to)?.check_global_scales(source.kv_global_scale, scale)?;
+            (source.move_on_device(to, geometry, ordinal, &importer)?, 0.0)
+        }
+        Place::Host => {
+            refuse_gpu_argument("stream", stream)?;
+            let (view, num_slots) = (source.view()?, source.num_slots);
+            let (packed, error) = py.detach(|| crate::convert_kv_cache(&view, to, geometry, num_slots, scale))?;
+            (to_numpy(py, packed)?, error)
+        }
+    };
     match return_error {
         true => Ok(PyTuple::new(py, [converted, error.into_pyobject(py)?.into_any()])?.into_any()),
         false => Ok(converted),
@@ -56,9 +69,10 @@ pub(super) fn convert_kv_cache<'py>(
 /// Moves a packed cache into pages of another size or other strides.
 #[pyfunction]
 #[pyo3(signature = (cache, *, family, kv_cache_format=word("fp8"), page_block_size=None, page_stride=None, row_stride=None,
-                    num_slots=None),
+                    num_slots=None, stream=None),
        text_signature = "(cache, *, family, kv_cache_format='fp8', page_block_size=None, page_stride=None, \
-                         row_stride=None, num_slots=None)")]
+                         row_stride=None, num_slots=None, stream=None)")]
+#[allow(clippy::too_many_arguments, reason = "Python's signature")]
 pub(super) fn repage_kv_cache<'py>(
     cache: &Bound<'py, PyAny>,
     family: Argument<Word>,
@@ -67,13 +81,18 @@ pub(super) fn repage_kv_cache<'py>(
     page_stride: Option<Argument<Int>>,
     row_stride: Option<Argument<Int>>,
     num_slots: Option<Argument<Int>>,
+    stream: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = cache.py();
+    let importer = Importer::on_stream(stream.map(stream_handle).transpose()?);
     let spec = spec_of(["family", "kv_cache_format"], family, kv_cache_format)?;
-    let source = Source::new(cache, spec, Argument::Right(1.0), num_slots)?;
+    let source = Source::new(cache, spec, Argument::Right(1.0), num_slots, &importer)?;
     let geometry = source.geometry_or(geometry(NAMES, [page_block_size, page_stride, row_stride])?);
-    let view = source.view()?;
-    let num_slots = source.num_slots;
+    if let Place::Cuda(ordinal) = source.array.place() {
+        return source.move_on_device(spec, geometry, ordinal, &importer);
+    }
+    refuse_gpu_argument("stream", stream)?;
+    let (view, num_slots) = (source.view()?, source.num_slots);
     let packed = py.detach(|| crate::repage_kv_cache(&view, geometry, num_slots))?;
     to_numpy(py, packed)
 }
@@ -94,8 +113,9 @@ impl<'py> Source<'py> {
         spec: &'static FamilySpec,
         kv_global_scale: Argument<f64>,
         num_slots: Option<Argument<Int>>,
+        importer: &Importer,
     ) -> PyResult<Self> {
-        let array = Array::new("cache", cache, &[DType::U8])?;
+        let array = Array::import("cache", cache, &[DType::U8], importer)?;
         let (pages, geometry) = array.cache_geometry(spec)?;
         let num_slots = num_slots.map(|number| number.named_i64("num_slots")).transpose()?;
         let not_negative = |number| u64::try_from(number).map_err(|_| Error::value("num_slots", "at least 0", number));
@@ -112,6 +132,17 @@ impl<'py> Source<'py> {
     /// The geometry asked for; its page size, where none was named, is that of the cache.
     fn geometry_or(&self, asked: Geometry) -> Geometry {
         Geometry { page_block_size: asked.page_block_size.or(self.geometry.page_block_size), ..asked }
+    }
+
+    fn move_on_device(
+        &self,
+        to: &'static FamilySpec,
+        geometry: Geometry,
+        ordinal: i32,
+        importer: &Importer,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let layout = PageLayout::new(to, geometry, "")?;
+        caches_on_device::move_records(&self.array, [self.spec, to], &layout, self.num_slots, ordinal, importer)
     }
 
     fn view(&self) -> Result<CacheView<'_>, Error> {

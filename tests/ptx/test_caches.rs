@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use ndarray::{Array2, ArrayView2};
 use rayon::prelude::*;
 use sparse_mla::cuda::{
-    CacheOnDevice, Launch, OutType, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace, WriteOnDevice, read_launch,
-    record_module, write_launches,
+    CacheOnDevice, Launch, MoveOnDevice, OutType, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace, WriteOnDevice,
+    move_launch, read_launch, record_module, write_launches,
 };
 use sparse_mla::half::{bf16, f16};
 use sparse_mla::{
-    CacheView, CacheViewMut, Element, FAMILY_TABLE, FamilySpec, Geometry, PageLayout, Placement, RopePairs, Rotation,
-    ScaleRule, append_kv_cache, append_kv_cache_with_rope, pack_kv_cache, unpack_kv_cache,
+    CacheView, CacheViewMut, Conversion, Element, FAMILY_TABLE, FamilySpec, Geometry, PageLayout, Placement, RopePairs,
+    Rotation, ScaleRule, append_kv_cache, append_kv_cache_with_rope, convert_kv_cache, pack_kv_cache, unpack_kv_cache,
 };
 
 use crate::SCHEDULES;
@@ -234,6 +234,27 @@ fn read(spec: &'static FamilySpec, page: i64, schedule: Schedule) -> Result<(), 
     Ok(())
 }
 
+/// Every record into other pages, strides and, where only these differ, the other family.
+fn move_records(from: &'static FamilySpec, to: &'static FamilySpec, schedule: Schedule) -> Result<(), String> {
+    let (old, new, slots) = (geometry(from, 5), geometry(to, 4), 18);
+    let scale = global_scale(from);
+    let packed =
+        pack_kv_cache(from, latents::<bf16>(from, 20, 13).view(), old, scale).map_err(|error| error.to_string())?;
+    let view = CacheView::new(from, old, packed.pages, &packed.bytes, scale).map_err(|error| error.to_string())?;
+    let (want, _) = convert_kv_cache(&view, to, new, Some(slots), scale).map_err(|error| error.to_string())?;
+    let mut global = Global::default();
+    let source = place(&mut global, "cache", packed.bytes, Access::Input);
+    let target = global.place_next("new cache", vec![0xcd; want.bytes.len()], &|_| false, Access::Output, 0);
+    let moved = MoveOnDevice {
+        specs: [from, to],
+        from: CacheOnDevice { pointer: source, pages: packed.pages, layout: packed.layout },
+        to: CacheOnDevice { pointer: target, pages: want.pages, layout: want.layout },
+        num_slots: slots as usize,
+    };
+    execute(&[move_launch(&moved).map_err(|error| error.to_string())?], &mut global, schedule)?;
+    first_difference(&global.contents(target, want.bytes.len()).0, &want.bytes)
+}
+
 /// Fresh, repeated, negative and too large slots.
 const SLOTS: &[i64] = &[4, 20, -1, 4, 0, 21, i64::MIN, 7, 1 << 32, 4, i64::MAX, 6, 7, 3, 20, -5, 0, 15, 2];
 const POSITIONS: &[i64] = &[0, 5, 1, 1, -1, 2, 3, 4, 5, 0, 1, 6, 2, 3, 1, 0, 2, 1 << 33, 5];
@@ -272,7 +293,12 @@ fn run_line(spec: &'static FamilySpec, schedule: Schedule) -> Result<(), String>
         })
         .collect();
     Append { slots: &slots, page: 3, rotation: None, ..append }.run::<bf16>(schedule).map_err(named("append 1100"))?;
-    read(spec, 5, schedule).map_err(named("read"))
+    read(spec, 5, schedule).map_err(named("read"))?;
+    let exact = |to: &&FamilySpec| Conversion::between(spec, to) == Ok(Conversion::Exact);
+    for to in FAMILY_TABLE.iter().filter(exact) {
+        move_records(spec, to, schedule).map_err(named("move"))?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -282,7 +308,9 @@ fn caches_are_written_and_read_as_on_the_cpu_under_every_schedule() {
         lines.par_iter().filter_map(|(spec, schedule)| run_line(spec, *schedule).err()).collect();
     failures.extend(SCHEDULES.iter().filter_map(|schedule| many_rows(*schedule).err()));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    for name in FAMILY_TABLE.iter().map(|spec| record_module(spec).expect("a module for every line")).chain(["claim"]) {
+    for name in
+        FAMILY_TABLE.iter().map(|spec| record_module(spec).expect("a module for every line")).chain(["claim", "move"])
+    {
         for entry in &COMMITTED[name].entries {
             let missed = entry.code.iter().filter(|one| !one.reached.load(Relaxed));
             let lines: Vec<_> = missed.map(|one| format!("line {} `{}`", one.line, one.text)).collect();
