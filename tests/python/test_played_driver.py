@@ -185,3 +185,82 @@ for _ in range(2):
 """)
     last = notes[len(notes) - notes[::-1].index(["call", "0", "0"]) :]
     assert [note[0] for note in last] == ["launch", "launch"]
+
+
+def test_appends_launch_once_and_beyond_8192_rows_settle_claims_first(play):
+    notes = play("""
+cache = Foreign(np.zeros((200, 64, 656), np.uint8))
+note = open(os.environ["PLAYED_LOG"], "a")
+for rows, dtype in ((20, np.int32), (8192, np.int64), (8193, np.int64)):
+    latent, slots = Foreign(np.zeros((rows, 576), np.uint16)), Foreign(np.zeros(rows, dtype))
+    for warm in range(2):
+        print("call", 0, 0, file=note, flush=True)
+        sparse_mla.append_kv_cache(latent, slots, cache, family="glm_nsa", stream=0x7000)
+    assert {stream for array in (latent, slots, cache) for stream in array.streams} == {0x7000}
+table, positions = Foreign(np.zeros((9, 64), np.float32)), Foreign(np.zeros(8193, np.int32))
+rope = {"rope_cos_sin": table, "rope_positions": positions, "rope_interleaved": False}
+sparse_mla.append_kv_cache(latent, slots, cache, family="dsv3_2", **rope)
+""")
+    calls = " ".join(note[0] for note in notes).split("call")
+    assert [call.split() for call in calls[2:6]] == [
+        ["launch"],
+        ["launch"],
+        ["launch"],
+        ["alloc", "load", "memset", "launch", "launch"],
+    ]
+    assert calls[6].split()[:3] == ["memset", "launch", "launch"]
+    assert of(notes, "memset")[0] == [hex(4 * 32768), "0x7000"]
+    assert [int(grid, 16) for grid, _ in of(notes, "launch")[:5]] == [3, 3, 1024, 1024, 33]
+
+
+def test_pack_unpack_and_moves_make_their_results(play):
+    notes = play("""
+latent = Foreign(np.zeros((100, 512), np.float16))
+cache = sparse_mla.pack_kv_cache(latent, family="dsv4", page_block_size=6)
+assert (cache.shape, cache.dtype) == ((17, 6, 584), "uint8")
+values = sparse_mla.unpack_kv_cache(cache, family="dsv4")
+assert (values.shape, values.dtype) == ((102, 512), "float32")
+moved = sparse_mla.repage_kv_cache(cache, family="dsv4", page_block_size=64, num_slots=100)
+assert moved.shape == (2, 64, 584)
+footers, words = sparse_mla.pack_kv_cache(latent, family="dsv4_1"), {"to_family": "dsv4_1_inline"}
+inline, error = sparse_mla.convert_kv_cache(footers, from_family="dsv4_1", **words, return_error=True)
+assert (inline.shape, error) == ((2, 64, 528), 0.0)
+for refused, call in {
+    "`page_block_size` must be dense": lambda: sparse_mla.pack_kv_cache(latent, family="dsv4", page_block_size=3),
+    "`to_format` must be a format that keeps": lambda: sparse_mla.convert_kv_cache(
+        cache, from_family="dsv4", to_family="dsv4", to_format="nvfp4"
+    ),
+    "`num_slots` must be at most 102": lambda: sparse_mla.repage_kv_cache(cache, family="dsv4", num_slots=103),
+}.items():
+    try:
+        call()
+    except ValueError as error:
+        assert refused in str(error), error
+    else:
+        raise AssertionError(refused)
+""")
+    assert [int(grid, 16) for grid, _ in of(notes, "launch")] == [13, 13, 16, 16, 16]
+
+
+def test_wrong_writes_launch_nothing(play):
+    notes = play("""
+open(os.environ["PLAYED_LOG"], "a")
+latent, slots = Foreign(np.zeros((8, 576), np.uint16)), Foreign(np.zeros(8, np.int64))
+cache = Foreign(np.zeros((1, 8, 656), np.uint8))
+shifted = Foreign(np.zeros(8 * 576 + 1, np.uint16)[1:].reshape(8, 576))
+table = Foreign(np.zeros((4, 64), np.float32))
+for name, arrays, words in (
+    ("latent", (shifted, slots, cache), {}),
+    ("cache", (latent, slots, cache.array), {}),
+    ("slot_mapping", (latent, Foreign(np.zeros(7, np.int64)), cache), {}),
+    ("rope_positions", (latent, slots, cache), {"rope_cos_sin": table}),
+    ("kv_global_scale", (latent, slots, cache), {"kv_global_scale": 2.0}),
+):
+    try:
+        sparse_mla.append_kv_cache(*arrays, family="dsv3_2", **words)
+    except ValueError as error:
+        assert f"`{name}` must be" in str(error), error
+    else:
+        raise AssertionError(name)
+""")
+    assert not of(notes, "launch")
