@@ -1,4 +1,4 @@
-// From stored codes to exact f16 operands of the matrix instructions.
+// From stored codes and scales to numbers: exact f16 operands of the matrix instructions.
 //
 // An E4M3 code is an f16. An E2M1 code times its E4M3 scale has at most six significant bits and is a multiple of 2^-10
 // up to 2688: it is formed as f16 times 2^-7, and E2M1_UNIT stands outside the products.
@@ -6,6 +6,11 @@
 #include "ptx.cuh"
 
 constexpr float E2M1_UNIT = 128.f;
+
+// A UE8M0 scale: 2^(b - 127), also for b = 0; 255 stands for NaN.
+DEVICE float ue8m0_value(u32 exponent) {
+  return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
+}
 
 // Two E4M3 scales as f16 times 2^7: what e2m1_pair must be multiplied by.
 DEVICE u32 e2m1_scales(u32 codes) { return ptx::multiply_f16(ptx::e4m3_pair_to_f16(codes), 0x58005800u); }

@@ -3,7 +3,6 @@
 // odd multiples of 16 bytes, so that ldmatrix reads eight rows without bank conflicts. DUAL: there may be a secondary cache of
 // the same format. SECONDARY: the records of secondary caches only, beside a primary cache of another format.
 #pragma once
-#include "ptx.cuh"
 
 struct Dsv3_2 {  // dsv3_2 and glm_nsa: inline 512 E4M3 | 4 FP32 | 64 BF16
   static constexpr int QUANTISED = 512, ROPE = 64, D_V = 512, GROUP = 128, WINDOW = 0;
@@ -74,8 +73,3 @@ struct Dsv4_1InlineFp4 {  // inline 512 E2M1 | 32 E4M3
   static constexpr int COPY = 288, FOOTER = 0, FOOTER_AT = 0;
   static constexpr bool UE8M0 = false, FP4 = true, DUAL = false, SECONDARY = true;
 };
-
-// A scale byte b: 2^(b - 127); 0 is a subnormal number, 255 stands for NaN.
-DEVICE float ue8m0(u32 exponent) {
-  return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
-}

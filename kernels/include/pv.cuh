@@ -72,7 +72,7 @@ struct PvWarp {
     const int group = warp * T::PV_DIMS / Format::GROUP + g;
     const u32 at = rows_at(stage) + candidate * Format::ROW + Format::SCALES;
     if (!Format::UE8M0) return ptx::load_f32(at + group * 4);
-    return ue8m0(ptx::load_u8(at + group));
+    return ue8m0_value(ptx::load_u8(at + group));
   }
 
   // Scales over the unit for candidates 2*(lane % 16) and the next, as f16; moves the unit when the chunk asks for it.

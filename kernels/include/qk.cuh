@@ -175,7 +175,7 @@ struct QkWarp {
     }
   }
   static DEVICE float scale_of(const u32 (&words)[SCALE_WORDS], int g) {
-    return Format::UE8M0 ? ue8m0(words[0] >> (8 * g) & 0xff) : __uint_as_float(words[Format::UE8M0 ? 0 : g]);
+    return Format::UE8M0 ? ue8m0_value(words[0] >> (8 * g) & 0xff) : __uint_as_float(words[Format::UE8M0 ? 0 : g]);
   }
 
   // Partial scores of the chunk over this warp's dimensions, tile slot by tile slot.

@@ -1,6 +1,6 @@
 // Numbers to codes and back, bit for bit as src/codec does it on the CPU. Pure functions, IEEE arithmetic without flushing.
 #pragma once
-#include "ptx.cuh"
+#include "codes.cuh"
 #include "record.cuh"
 
 constexpr u32 INFINITE = 0x7f800000u;  // magnitude bits of an infinity; NaNs lie above
@@ -37,11 +37,6 @@ DEVICE float e2m1_value(u32 code) {
 
 DEVICE float e4m3_value(u32 code) {
   return ptx::unpack_f16(ptx::e4m3_pair_to_f16(code)).x;
-}
-
-// 2^(b - 127), also for b = 0; 255 stands for NaN.
-DEVICE float ue8m0_value(u32 exponent) {
-  return __uint_as_float(exponent == 0 ? 0x00400000u : exponent == 255 ? FP32_NAN : exponent << 23);
 }
 
 // A bf16 of FP32 bits: nearest, ties to even; a NaN keeps its upper bits and becomes quiet.
