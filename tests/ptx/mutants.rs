@@ -240,6 +240,37 @@ const MUTANTS: &[Mutant] = &[
         Replace(Nth("shfl.sync.bfly", 0), "shfl.sync.bfly", "shfl.sync.down"),
     ),
     ("merge", "merge_many", "a share is left out", Drop(Last("ld.shared.v4.f32"))),
+    // ---- writers, readers and moves of caches
+    ("cache_dsv4", "write", "largest of half a group", Drop(Nth("shfl.sync.bfly", 0))),
+    ("cache_dsv4", "write", "scales of the power below", ReplaceEvery("setp.ne.s32", "setp.eq.s32")),
+    ("cache_dsv4", "write", "the search begins before the slots are there", Drop(Nth("bar.sync", 0))),
+    ("cache_dsv4", "write", "the search ends before all have found", Drop(Nth("bar.sync", 1))),
+    ("cache_dsv4", "write", "what was found is lost", Drop(Nth("atom.shared.or", 0))),
+    ("cache_dsv4", "write", "slots that do not exist", ReplaceEvery("setp.lt.u64", "setp.ne.u64")),
+    ("cache_dsv4", "write", "the rotation turns back", ReplaceEvery("sub.rn.f32", "add.rn.f32")),
+    ("cache_dsv4", "write", "codes 8 bytes late", Before(Nth("st.global.v2.u32", 0), 0, "add.s64 {new}, {old}, 8")),
+    ("cache_dsv4", "write", "the pad is not zeroed", Drop(Last("st.global.u8"))),
+    ("cache_dsv4", "write", "lanes of the next row", Before(Nth("ld.global.nc.v4", 0), 1, "add.s64 {new}, {old}, 16")),
+    ("cache_dsv3_2", "write", "smallest instead of largest", ReplaceEvery("max.u32", "min.u32")),
+    ("cache_glm", "write", "a quotient is not corrected", Drop(Last("fma.rn.f32"))),
+    ("cache_dots3_swa", "write", "scales of the group before", Drop(Last("shfl.sync.bfly"))),
+    ("cache_dsv4_1", "read", "subnormal values are flushed", ReplaceEvery("mul.rn.f32", "mul.rn.ftz.f32")),
+    ("cache_fp4", "write", "a value is rounded the other way", Replace(Last("add.rn.f32"), "add.", "sub.")),
+    ("cache_fp4", "write", "the scale has no floor", Replace(Nth("max.f32", 0), "max.f32", "min.f32")),
+    ("cache_fp4", "read", "scales of the next group", Before(Nth("ld.global.u8", 0), 1, "add.s64 {new}, {old}, 1")),
+    ("cache_glm_nvfp4", "write", "one value is not divided", Drop(Nth("div.rn.f32", 0))),
+    ("cache_glm_nvfp4", "read", "one value without its factor", Drop(Last("mul.rn.f32"))),
+    ("cache_dsv4_nvfp4", "read", "the last values are not stored", Drop(Last("st.global.v4"))),
+    ("claim", "claim_slots", "the highest row wins", Replace(Nth("atom.global.min", 0), ".min.", ".max.")),
+    ("claim", "claim_slots", "a lower row does not win", Drop(Nth("atom.global.min", 0))),
+    (
+        "move",
+        "move_records",
+        "codes from 16 bytes on",
+        Before(Nth("ld.global.nc.v4", 0), 1, "add.s64 {new}, {old}, 16"),
+    ),
+    ("move", "move_records", "scales 8 bytes late", Before(Nth("st.global.v2", 0), 0, "add.s64 {new}, {old}, 8")),
+    ("move", "move_records", "lanes are left behind", Drop(Last("st.global.v4"))),
 ];
 
 /// Applies every fault, runs the cases of its kernel until one fails, and prints the table.
@@ -271,10 +302,14 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<Strin
     };
     let mut modules: HashMap<_, _> = COMMITTED.clone();
     modules.insert(module, Arc::new(mutated));
+    let survived = || "survived".to_owned();
+    if matches!(module.split('_').next(), Some("cache" | "claim" | "move")) {
+        return crate::test_caches::fault_of(&modules, module).ok_or_else(survived);
+    }
     for case in cases.iter().filter(|case| case.launches(module, entry)) {
         if let Err(why) = crate::run_case(&modules, case) {
             return Ok(format!("{}: {why}", case.name));
         }
     }
-    Err("survived".into())
+    Err(survived())
 }
