@@ -17,9 +17,9 @@ extern "C" __global__ void __launch_bounds__(32 * MOVE_SLOTS) move_records(const
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const u64 slot = static_cast<u64>(blockIdx.x) * MOVE_SLOTS + warp;
   if (slot >= args.to.num_slots) return;
-  const Place to = Place::of(args.to, slot);
+  const RecordPlace to = RecordPlace::of(args.to, slot);
   if (slot < args.num_slots) {
-    const Place from = Place::of(args.from, slot);
+    const RecordPlace from = RecordPlace::of(args.from, slot);
     copy_bytes<uint4>(to.data, from.data, args.code_bytes, lane);
     copy_bytes<uint2>(to.scales, from.scales, args.scale_bytes, lane);
     copy_bytes<uint4>(to.data + args.to.rope_at, from.data + args.from.rope_at, args.rope_bytes, lane);

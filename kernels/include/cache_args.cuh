@@ -63,13 +63,13 @@ DEVICE u32 rope_dims(const Args& args) {
 }
 
 // A record in memory.
-struct Place {
+struct RecordPlace {
   u8* page;
   u8* data;    // codes; RoPE lanes at rope_at
   u8* scales;
   u64 row;     // in the page
 
-  static DEVICE Place of(const CacheArgs& args, u64 slot) {
+  static DEVICE RecordPlace of(const CacheArgs& args, u64 slot) {
     u64 page, row;
     if (args.page_shift >= 0) {
       page = slot >> args.page_shift;

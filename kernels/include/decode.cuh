@@ -16,7 +16,7 @@ template <class T>
 DEVICE void decode(const DecodeArgs& args) {
   extern __shared__ __align__(128) u8 shared_memory[];
   const u32 shared = ptx::shared_address(shared_memory);
-  // Through a shuffle the assembler sees that a warp has one role: without it the loops are a tenth slower.
+  // Through a shuffle the assembler sees that a warp has one role: without it the loops are slower.
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const Work work = Work::of<T>(args);
   ptx::launch_dependents();

@@ -41,7 +41,7 @@ DEVICE void read_cache(const ReadArgs& args) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const u64 slot = static_cast<u64>(blockIdx.x) * READ_SLOTS + warp;
   if (slot >= args.from.num_slots) return;
-  const Place place = Place::of(args.from, slot);
+  const RecordPlace place = RecordPlace::of(args.from, slot);
   u32 codes[STEPS], scales[STEPS];
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {

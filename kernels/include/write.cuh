@@ -16,7 +16,7 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
 }
 
 template <class R>
-DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const Place& place, int lane) {
+DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const RecordPlace& place, int lane) {
   constexpr int UNITS = Latent<R>::UNITS, LANES = R::GROUP / UNIT;  // lanes of a group
   u32 amax[UNITS];
 #pragma unroll
@@ -74,7 +74,7 @@ DEVICE void write_cache(const WriteArgs& args) {
     if (position >= args.max_position) return;
     latent.rotate(args, position, lane);
   }
-  const Place place = Place::of(args.to, slot);
+  const RecordPlace place = RecordPlace::of(args.to, slot);
   if (present) store_record(args, latent, place, lane);
   else zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
   if (!args.slots) zero_gaps(args.to, place, args.row_gap, args.page_gap_at, lane);

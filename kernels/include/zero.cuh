@@ -8,14 +8,14 @@ DEVICE void zero_bytes(u8* from, i64 bytes, int lane) {
 }
 
 // A slot without a record.
-DEVICE void zero_record(const CacheArgs& cache, const Place& place, u32 codes, u32 scales, u32 rope, int lane) {
+DEVICE void zero_record(const CacheArgs& cache, const RecordPlace& place, u32 codes, u32 scales, u32 rope, int lane) {
   zero_bytes(place.data, codes, lane);
   zero_bytes(place.scales, scales, lane);
   zero_bytes(place.data + cache.rope_at, rope, lane);
 }
 
 // What lies between this record and the next one; `row_gap` and `page_gap_at` as in WriteArgs.
-DEVICE void zero_gaps(const CacheArgs& cache, const Place& place, i64 row_gap, i64 page_gap_at, int lane) {
+DEVICE void zero_gaps(const CacheArgs& cache, const RecordPlace& place, i64 row_gap, i64 page_gap_at, int lane) {
   if (row_gap) zero_bytes(place.data + cache.data_stride - row_gap, row_gap, lane);
   if (place.row + 1 == cache.page_block_size) zero_bytes(place.page + page_gap_at, cache.page_stride - page_gap_at, lane);
 }

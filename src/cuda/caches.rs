@@ -5,7 +5,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use super::cache_args::{CacheArgs, MoveArgs, ReadArgs, WriteArgs, gaps};
 use super::device::Device;
 use super::driver::refused;
-use super::launch::{CacheOnDevice, Launch, OutType, Parameters};
+use super::launch::{CacheOnDevice, Launch, OutType, Parameters, enqueue_each};
 use super::workspace::Workspace;
 use crate::support::explain_capability;
 use crate::{Conversion, Error, FamilySpec, RopePairs, ScaleRule};
@@ -184,7 +184,7 @@ impl Device {
     /// The pointers in the launches must be valid for what their kernels do, and `claim_bytes` bytes at `claims`.
     unsafe fn enqueue_all(
         &self,
-        launches: [Option<Launch>; 2],
+        mut launches: [Option<Launch>; 2],
         claims: CUdeviceptr,
         claim_bytes: usize,
         stream: CUstream,
@@ -198,25 +198,15 @@ impl Device {
         }
         let _context = self.enter()?;
         // Every module is loaded before anything is enqueued.
-        let mut functions = [std::ptr::null_mut(); 2];
-        for (function, launch) in functions.iter_mut().zip(&launches) {
-            if let Some(launch) = launch {
-                *function = self.function(launch.module, launch.entry, stream)?;
-            }
-        }
+        let functions = self.functions(&launches, stream)?;
         if claim_bytes > 0 {
             // SAFETY: the caller vouches for the memory.
             unsafe { sys::cuMemsetD8Async(claims, 0xff, claim_bytes, stream) }
                 .result()
                 .map_err(refused("cuMemsetD8Async"))?;
         }
-        for (function, launch) in functions.into_iter().zip(launches) {
-            if let Some(mut launch) = launch {
-                // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
-                unsafe { launch.enqueue(function, stream) }?;
-            }
-        }
-        Ok(())
+        // SAFETY: the caller vouches for the pointers in the parameters.
+        unsafe { enqueue_each(functions, &mut launches, stream) }
     }
 }
 

@@ -107,21 +107,44 @@ impl Device {
                 // Every module is loaded before anything is enqueued.
                 None => *functions.insert(self.functions(&launches, stream)?),
             };
-            for (function, launch) in functions.into_iter().zip(launches.iter_mut().flatten()) {
-                // SAFETY: the parameters are those of this entry point; the caller vouches for the pointers in them.
-                unsafe { launch.enqueue(function, stream) }?;
-            }
+            // SAFETY: the caller vouches for the pointers in the parameters.
+            unsafe { enqueue_each(functions, &mut launches, stream) }?;
         }
         Ok(())
     }
 
-    fn functions(&self, launches: &Launches, stream: CUstream) -> Result<[sys::CUfunction; 3], Error> {
-        let mut functions = [std::ptr::null_mut(); 3];
-        for (function, launch) in functions.iter_mut().zip(launches.iter().flatten()) {
-            *function = self.function(launch.module, launch.entry, stream)?;
+    /// The entry points of launches, null where there is none. Loads what is not loaded yet.
+    pub(super) fn functions<const N: usize>(
+        &self,
+        launches: &[Option<Launch>; N],
+        stream: CUstream,
+    ) -> Result<[sys::CUfunction; N], Error> {
+        let mut functions = [std::ptr::null_mut(); N];
+        for (function, launch) in functions.iter_mut().zip(launches) {
+            if let Some(launch) = launch {
+                *function = self.function(launch.module, launch.entry, stream)?;
+            }
         }
         Ok(functions)
     }
+}
+
+/// Enqueues launches with their entry points, in order.
+///
+/// # Safety
+/// What the parameters point to must be as the kernels take it to be.
+pub(super) unsafe fn enqueue_each<const N: usize>(
+    functions: [sys::CUfunction; N],
+    launches: &mut [Option<Launch>; N],
+    stream: CUstream,
+) -> Result<(), Error> {
+    for (function, launch) in functions.into_iter().zip(launches) {
+        if let Some(launch) = launch {
+            // SAFETY: the function is this launch's entry point; the caller vouches for the parameters.
+            unsafe { launch.enqueue(function, stream) }?;
+        }
+    }
+    Ok(())
 }
 
 /// The launches of a pass, in their order: the decode kernel, that of a secondary cache with other records, and if there

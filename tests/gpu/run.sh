@@ -27,7 +27,7 @@ for step in $steps; do
       done ;;
     soak) SPARSE_MLA_SOAK=${SPARSE_MLA_SOAK:-100000} timeout 500 "${pytest[@]}" tests/gpu/test_device.py -k soak 2>&1 | tee "$OUT/soak.txt" | tail -n 3 ;;
     demo) python3 -m sparse_mla demo --output "$OUT/demo" 2>&1 | tee "$OUT/demo.txt" | sed -n '/^Error of decode/,$p' ;;
-    bench) python3 benches/bench_gpu.py --output "$OUT" ${FAMILIES:+--families $FAMILIES} ;;
+    bench) python3 benches/bench_gpu.py --output "$OUT" ${FAMILIES:+--families $FAMILIES} && python3 benches/bench_warmup.py | tee "$OUT/warmup.md" ;;
   esac
   [ "${PIPESTATUS[0]}" = 0 ] || failed=1
 done

@@ -17,8 +17,8 @@ use sparse_mla::{
 use crate::SCHEDULES;
 use crate::common::Lcg;
 use crate::global::{Access, Global};
-use crate::schedule::{self, Schedule};
-use crate::stand_in::{COMMITTED, Modules};
+use crate::schedule::Schedule;
+use crate::stand_in::{COMMITTED, Modules, run_launches};
 
 /// Instructions of an entry point that no run needs to reach: the table of claims (one record's kernel uses it here), gaps of
 /// inline rows where rows are in footer pages, 64-bit divisions.
@@ -111,20 +111,7 @@ fn execute(
     global: &mut Global,
     schedule: Schedule,
 ) -> Result<(), String> {
-    for (number, launch) in launches.iter().flatten().enumerate() {
-        let entry = modules[launch.module].entry(launch.entry).ok_or("no such entry point")?;
-        let launch = schedule::Launch {
-            entry,
-            grid: [launch.grid[0], launch.grid[1], 1],
-            threads: launch.threads,
-            dynamic_shared: launch.shared_bytes,
-            parameters: launch.parameter_bytes(),
-            running_since: None, // no cache kernel starts early
-            number: number as u32,
-        };
-        schedule::run(&launch, global, schedule).map_err(|report| report.to_string())?;
-    }
-    Ok(())
+    run_launches(modules, launches.iter().flatten().copied(), global, schedule).map(drop)
 }
 
 fn first_difference(got: &[u8], want: &[u8]) -> Result<(), String> {
