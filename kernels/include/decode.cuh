@@ -23,9 +23,10 @@ DEVICE void decode(const DecodeArgs& args) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::STAGES; stage++) {
       ptx::mbarrier_init(T::full(shared, stage), T::FULL_ARRIVALS);
-      ptx::mbarrier_init(T::free(shared, stage), 32 * T::PV_WARPS);
-      ptx::mbarrier_init(T::weighted(shared, stage), 32 * T::QK_WARPS);
+      ptx::mbarrier_init(T::free(shared, stage), T::FREE_ARRIVALS);
     }
+    for (int buffer = 0; buffer < T::BUFFERS; buffer++) ptx::mbarrier_init(T::weighted(shared, buffer), 32 * T::QK_WARPS);
+    for (int half = 0; half < T::VALUE_HALVES; half++) ptx::mbarrier_init(T::values_free(shared, half), 32 * T::PV_WARPS);
     ptx::mbarrier_init(T::met(shared), T::THREADS);
     ptx::mbarrier_fence_init();
   }
@@ -48,15 +49,17 @@ DEVICE void decode(const DecodeArgs& args) {
 #pragma unroll
     for (int stage = 0; stage < T::STAGES; stage++)
       if (stage < work.chunks) gather.issue(stage, gather.source(stage, first[stage]));
-    pv.run(gather, work, gather.next_slot());
+    const int upcoming = gather.next_slot();
+    if constexpr (T::STAGED) pv.run_staged(gather, work, upcoming);
+    else pv.run(gather, work, upcoming);
     if (split && work.chunks > 0) pv.store_partials(args, Place::of<T>(args));
     meet(0);
     if (!split) pv.store_values(args);
   } else {
     QkWarp<T> qk(args, work, shared, warp, lane);
     if (work.chunks > 0) {
-      qk.load_q();
-      qk.scale_q();
+      qk.load();
+      qk.bring_to_f16();
       qk.run();
     }
     qk.store_sums();

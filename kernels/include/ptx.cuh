@@ -72,6 +72,11 @@ DEVICE float load_f32(u32 address) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
   return value;
 }
+DEVICE float2 load_f32x2(u32 address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+  return v;
+}
 DEVICE float4 load_f32x4(u32 address) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address));
@@ -81,6 +86,13 @@ DEVICE u32 load_u32(u32 address) {
   u32 value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
   return value;
+}
+DEVICE void load_u32x2(u32 (&v)[2], u32 address) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(address));
+}
+DEVICE void load_u32x4(u32 (&v)[4], u32 address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(address)
+               : "memory");
 }
 DEVICE u32 load_u16(u32 address) {
   u16 value;
@@ -103,6 +115,10 @@ DEVICE void store_shared(u32 address, float a, float b, float c, float d) {
 }
 DEVICE void store_u32(u32 address, u32 value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+DEVICE void store_shared(u32 address, const u32 (&v)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
 }
 DEVICE void store_u8(u32 address, u32 value) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
@@ -130,6 +146,13 @@ DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents
 DEVICE void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- arithmetic
+// As an instruction, because the compiler makes an array in local memory of what it could choose by address.
+DEVICE float select(bool first, float a, float b) {
+  float chosen;
+  asm("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\tselp.f32 %0, %1, %2, p;\n\t}"
+      : "=f"(chosen) : "f"(a), "f"(b), "r"(static_cast<u32>(first)));
+  return chosen;
+}
 DEVICE float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -186,6 +209,9 @@ DEVICE int load_or(const int* from, bool present, int otherwise) {
       "@present ld.global.nc.s32 %0, [%1];\n\t}" : "=&r"(value) : "l"(from), "r"(static_cast<u32>(present)), "r"(otherwise));
   return value;
 }
+
+// The same value, which the assembler must keep in a register: it cannot be made anew from what it was computed from.
+DEVICE u32 pinned(u32 value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
 
 // ---- packing
 DEVICE float2 unpack_bf16(u32 x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }

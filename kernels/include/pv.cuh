@@ -1,9 +1,9 @@
 // Values: the PV warps. Warp w accumulates PV_DIMS value dimensions of all heads of the CTA, in registers.
 //
 // Weights come as f16; the scale of a candidate's group is multiplied into them after division by a unit, a power of two
-// that follows the chunk's largest scale, so that the products stay inside f16. E4M3 codes are exact in f16. E2M1 codes are
-// multiplied with their scales instead. dsv4's RoPE lanes, which are values too, are BF16: warp 7 multiplies them with the
-// weights as a sum of two BF16 numbers.
+// that follows the chunk's largest scale, so that the products stay inside f16. E4M3 codes are exact in f16. Of E2M1 records
+// the QK warps leave f16 values, times their scales, in the value ring. dsv4's RoPE lanes, which are values too, are BF16:
+// warp 7 multiplies them with the weights as a sum of two BF16 numbers.
 #pragma once
 #include "args.cuh"
 #include "codes.cuh"
@@ -18,8 +18,8 @@ struct PvWarp {
   using Format = typename T::Format;
   static constexpr int M = T::HEAD_TILES;
   static constexpr int N = T::PV_DIMS / 8;                                          // 8-dimension tiles
-  // Scale groups of a warp; of no use to E2M1.
-  static constexpr int GROUPS = !Format::FP4 && T::PV_DIMS > Format::GROUP ? T::PV_DIMS / Format::GROUP : 1;
+  // Scale groups of a warp; of no use to staged values.
+  static constexpr int GROUPS = !T::STAGED && T::PV_DIMS > Format::GROUP ? T::PV_DIMS / Format::GROUP : 1;
   static constexpr int N_PER_GROUP = N / GROUPS;
   static constexpr bool HAS_ROPE = Format::D_V > Format::QUANTISED;                 // RoPE lanes are values
 
@@ -27,6 +27,8 @@ struct PvWarp {
   int warp, lane;
   float values[M][N][4];
   int unit[GROUPS];  // biased exponent
+  // Staged: this lane's shared addresses of weights, and of columns 16 * d in a half of the value ring.
+  u32 weights_lane, values_lane[T::STAGED ? N / 2 : 1];
 
   DEVICE PvWarp(u32 shared_, int warp_, int lane_) : shared(shared_), warp(warp_), lane(lane_) {
 #pragma unroll
@@ -37,6 +39,14 @@ struct PvWarp {
         for (int e = 0; e < 4; e++) values[m][n][e] = 0.f;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) unit[g] = 127;
+    if constexpr (T::STAGED) {
+      static_assert(T::PV_DIMS == 64, "a warp's units are those that the swizzle permutes");
+      weights_lane = ptx::pinned(weights_at(0, 0, 0));
+#pragma unroll
+      for (int d = 0; d < N / 2; d++)
+        values_lane[d] = ptx::pinned(T::values(shared, 0) + (lane & 15) * T::VALUE_STRIDE + warp * 128 +
+                                     (d * 2 + (lane >> 4) ^ T::swizzle(lane)) * 16);
+    }
   }
 
   DEVICE bool is_rope() const { return HAS_ROPE && warp == T::PV_WARPS - 1; }
@@ -54,10 +64,10 @@ struct PvWarp {
   }
 
   // The QK warps raised references at this chunk: what was summed before shrinks.
-  DEVICE void rescale(int stage) {
+  DEVICE void rescale(int buffer) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
-      const u32 at = shared + T::RESCALE_AT + (stage * T::HEADS + m * 16 + (lane >> 2)) * 4;
+      const u32 at = shared + T::RESCALE_AT + (buffer * T::HEADS + m * 16 + (lane >> 2)) * 4;
       const float low = ptx::load_f32(at), high = ptx::load_f32(at + 8 * 4);
 #pragma unroll
       for (int n = 0; n < N; n++) {
@@ -91,8 +101,8 @@ struct PvWarp {
     return ptx::pack_f16(a * inverse, b * inverse);
   }
 
-  DEVICE u32 weights_at(int stage, int m, int k) const {
-    return shared + T::WEIGHTS_AT + stage * T::WEIGHT_BYTES +
+  DEVICE u32 weights_at(int buffer, int m, int k) const {
+    return shared + T::WEIGHTS_AT + buffer * T::WEIGHT_BYTES +
            ((m * 16 + (lane & 15)) * T::WEIGHT_STRIDE + k * 16 + (lane >> 4) * 8) * 2;
   }
   DEVICE u32 values_at(int stage, int k) const {  // transposed ldmatrix: candidates by 16-byte columns
@@ -140,62 +150,46 @@ struct PvWarp {
     }
   }
 
-  // E2M1: lane l looks after the scales of candidates 2*(l % 16) and the next, of the lower (l < 16) or upper half of every
-  // 32 dimensions. A thread's columns are four dimensions each, of one half.
-  DEVICE void accumulate_fp4(int stage) {
-    static_assert(!Format::FP4 || T::PV_DIMS == 64, "one ldmatrix for two blocks of 32 dimensions");
-    u32 scales[2];
+  // Half k of a chunk from a half of the value ring.
+  DEVICE void accumulate_staged(int buffer, int k, int half) {
+    u32 weights[M][4];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const u32 at = rows_at(stage) + (lane & 15) * 2 * Format::ROW + Format::SCALES + warp * 4 + j * 2 + (lane >> 4);
-      scales[j] = e2m1_scales(ptx::load_u8(at) | ptx::load_u8(at + Format::ROW) << 8);
-    }
+    for (int m = 0; m < M; m++)
+      ptx::ldmatrix_x4(weights[m], weights_lane + buffer * T::WEIGHT_BYTES + (m * 16 * T::WEIGHT_STRIDE + k * 16) * 2);
 #pragma unroll
-    for (int k = 0; k < T::CHUNK / 16; k++) {
-      u32 weights[M][4];
+    for (int d = 0; d < N / 2; d++) {
+      u32 b[4];
+      ptx::ldmatrix_x4_transposed(b, values_lane[d] + half * T::VALUE_BYTES);
 #pragma unroll
-      for (int m = 0; m < M; m++) ptx::ldmatrix_x4(weights[m], weights_at(stage, m, k));
-      u32 codes[4];
-      ptx::ldmatrix_x4_transposed(codes, values_at(stage, k) + warp * T::PV_DIMS / 2);
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int from = k * 8 + (lane & 3) | lane & 16;
-        const u32 low = __shfl_sync(~0u, scales[j], from), high = __shfl_sync(~0u, scales[j], from + 4);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const u32 b0 = ptx::multiply_f16(e2m1_pair(codes[2 * j], i), low);
-          const u32 b1 = ptx::multiply_f16(e2m1_pair(codes[2 * j + 1], i), high);
-#pragma unroll
-          for (int m = 0; m < M; m++) ptx::mma_f16(values[m][j * 4 + i], weights[m], b0, b1);
-        }
+      for (int m = 0; m < M; m++) {
+        ptx::mma_f16(values[m][d * 2], weights[m], b[0], b[1]);
+        ptx::mma_f16(values[m][d * 2 + 1], weights[m], b[2], b[3]);
       }
     }
   }
 
-  DEVICE void accumulate_rope(int stage) {
+  // Half k of a chunk; `lanes_at(d)`: where the lane's row of columns 16 * d starts.
+  template <class LanesAt>
+  DEVICE void accumulate_rope(int buffer, int k, const LanesAt& lanes_at) {
 #pragma unroll
-    for (int k = 0; k < T::CHUNK / 16; k++) {
-      const u32 from = values_at(stage, k) + Format::ROPE_AT;
+    for (int m = 0; m < M; m++) {  // one head tile at a time: its two parts are all the registers there are
+      u32 main[4], rest[4];
+      ptx::ldmatrix_x4(main, weights_at(buffer, m, k));
 #pragma unroll
-      for (int m = 0; m < M; m++) {  // one head tile at a time: its two parts are all the registers there are
-        u32 main[4], rest[4];
-        ptx::ldmatrix_x4(main, weights_at(stage, m, k));
+      for (int e = 0; e < 4; e++) {
+        const float2 weight = ptx::unpack_f16(main[e]);
+        main[e] = ptx::pack_bf16(weight.x, weight.y);
+        const float2 rounded = ptx::unpack_bf16(main[e]);
+        rest[e] = ptx::pack_bf16(weight.x - rounded.x, weight.y - rounded.y);
+      }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const float2 weight = ptx::unpack_f16(main[e]);
-          main[e] = ptx::pack_bf16(weight.x, weight.y);
-          const float2 rounded = ptx::unpack_bf16(main[e]);
-          rest[e] = ptx::pack_bf16(weight.x - rounded.x, weight.y - rounded.y);
-        }
+      for (int d = 0; d < N / 2; d++) {
+        u32 lanes[4];
+        ptx::ldmatrix_x4_transposed(lanes, lanes_at(d));
 #pragma unroll
-        for (int d = 0; d < N / 2; d++) {
-          u32 lanes[4];
-          ptx::ldmatrix_x4_transposed(lanes, from + d * 32);
-#pragma unroll
-          for (int j = 0; j < 2; j++) {
-            ptx::mma_bf16(values[m][d * 2 + j], main, lanes[2 * j], lanes[2 * j + 1]);
-            ptx::mma_bf16(values[m][d * 2 + j], rest, lanes[2 * j], lanes[2 * j + 1]);
-          }
+        for (int j = 0; j < 2; j++) {
+          ptx::mma_bf16(values[m][d * 2 + j], main, lanes[2 * j], lanes[2 * j + 1]);
+          ptx::mma_bf16(values[m][d * 2 + j], rest, lanes[2 * j], lanes[2 * j + 1]);
         }
       }
     }
@@ -217,9 +211,11 @@ struct PvWarp {
       ptx::mbarrier_wait(T::weighted(shared, stage), parity);
       if (__builtin_expect(ptx::load_u32(shared + T::RAISED_AT + stage * 4), 0)) rescale(stage);
       if (is_rope()) {
-        accumulate_rope(stage);
-      } else if constexpr (Format::FP4) {
-        accumulate_fp4(stage);
+#pragma unroll
+        for (int k = 0; k < T::CHUNK / 16; k++) {
+          const u32 from = values_at(stage, k) + Format::ROPE_AT;
+          accumulate_rope(stage, k, [&](int d) { return from + d * 32; });
+        }
       } else {
         accumulate(stage);
       }
@@ -229,7 +225,33 @@ struct PvWarp {
     }
   }
 
-  // Hands this thread's values, in true units, to store(head of the CTA, dimension, value, ...), four or (RoPE) two at a time.
+  // The same for staged values. The QK warps are done with rows long before the weights are there.
+  DEVICE void run_staged(Gather<T>& gather, const Work& work, int upcoming) {
+    int stage = 0, buffer = 0, half = 0;
+    u32 parity = 0, buffer_parity = 0;
+    for (int chunk = 0; chunk < work.chunks; chunk++) {
+      const int refill = chunk + T::STAGES;
+      if (refill < work.chunks) {
+        const RowSource source = gather.source(refill, upcoming);
+        upcoming = gather.next_slot();
+        ptx::mbarrier_wait(T::free(shared, stage), parity);
+        gather.issue(stage, source);
+      }
+      ptx::mbarrier_wait(T::weighted(shared, buffer), buffer_parity);
+      if (__builtin_expect(ptx::load_u32(shared + T::RAISED_AT + buffer * 4), 0)) rescale(buffer);
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        if (is_rope()) accumulate_rope(buffer, k, [&](int d) { return values_lane[d] + half * T::VALUE_BYTES; });
+        else accumulate_staged(buffer, k, half);
+        ptx::mbarrier_arrive(T::values_free(shared, half));
+        if (++half == T::VALUE_HALVES) half = 0;
+      }
+      if (++stage == T::STAGES) stage = 0, parity ^= 1;
+      if (++buffer == T::BUFFERS) buffer = 0, buffer_parity ^= 1;
+    }
+  }
+
+  // Hands this thread's values, in true units, to store(head of the CTA, dimension, value, ...), as many as lie side by side.
   template <class Store>
   DEVICE void each_value(const DecodeArgs& args, const Store& store) const {
 #pragma unroll
@@ -240,15 +262,24 @@ struct PvWarp {
         if (is_rope()) {
 #pragma unroll
           for (int n = 0; n < N; n++) {
-            store(head, Format::QUANTISED + n * 8 + (lane & 3) * 2, values[m][n][2 * r], values[m][n][2 * r + 1]);
+            const int dim = T::STAGED ? n / 4 * 32 + (lane & 3) * 8 + n % 4 * 2 : n * 8 + (lane & 3) * 2;
+            store(head, Format::QUANTISED + dim, values[m][n][2 * r], values[m][n][2 * r + 1]);
           }
-        } else if (Format::FP4) {
+        } else if (T::STAGED) {
+          // Of every four dimensions this lane has two and the next lane two; of two tiles, either lane takes the four of one.
           const float scale = E2M1_UNIT * args.kv_global_scale;
+          const bool odd = lane & 1;
 #pragma unroll
-          for (int e = 0; e < N / 2; e++) {  // four tiles interleave
-            const int n = e / 2 * 4, c = 2 * r + e % 2;
-            store(head, warp * T::PV_DIMS + n * 8 + (lane & 3) * 8 + e % 2 * 4, values[m][n][c] * scale,
-                  values[m][n + 1][c] * scale, values[m][n + 2][c] * scale, values[m][n + 3][c] * scale);
+          for (int n = 0; n < N; n += 2) {
+            float own[2], given[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+              const float first = values[m][n][2 * r + c] * scale, second = values[m][n + 1][2 * r + c] * scale;
+              own[c] = ptx::select(odd, second, first);
+              given[c] = __shfl_xor_sync(~0u, ptx::select(odd, first, second), 1);
+            }
+            store(head, warp * T::PV_DIMS + (n + (lane & 1)) * 8 + (lane & 2) * 2, ptx::select(odd, given[0], own[0]),
+                  ptx::select(odd, own[0], given[0]), ptx::select(odd, given[1], own[1]), ptx::select(odd, own[1], given[1]));
           }
         } else {
 #pragma unroll

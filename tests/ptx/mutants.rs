@@ -26,6 +26,7 @@ const MMA: &str = "f32.f16.f16.f32";
 const MMA_BF16: &str = "f32.bf16.bf16.f32";
 const INIT: &str = "mbarrier.init";
 const RAISE: &str = "barrier.cta.red.or";
+const STAGE: &str = "st.shared.v4.u32";
 const TRANSPOSED: &str = "x4.trans";
 const LN_2: &str = "0f3F317218";
 const LOG2_E: &str = "0f3FB8AA3B";
@@ -42,8 +43,8 @@ const MUTANTS: &[Mutant] = &[
     (
         "dsv3_2",
         "decode_32",
-        "one group at another barrier",
-        Before(Nth("barrier.cta.sync", 0), 0, "add.s32 {new}, {old}, 1"),
+        "a group's barrier waits for both groups",
+        Before(Find::Before(RAISE, "barrier.cta.sync"), 1, "add.s32 {new}, {old}, 128"),
     ),
     (
         "glm53_nope",
@@ -209,7 +210,20 @@ const MUTANTS: &[Mutant] = &[
     ),
     ("glm_nsa_nvfp4", "decode_16", "16 bytes too few expected", Before(Nth(EXPECT, 0), 2, "add.s32 {new}, {old}, -16")),
     ("dsv4_1_fp4", "decode_16", "does not wait for the launch before", DropEvery(&["griddepcontrol.wait"])),
-    ("dsv4_1_fp4", "decode_32", "weights are not announced", Drop(Nth(ARRIVE, 0))),
+    ("dsv4_1_fp4", "decode_32", "weights are not announced", Drop(Nth(ARRIVE, 1))),
+    ("glm_nsa_nvfp4", "decode_16", "rows are not given back", Drop(Nth(ARRIVE, 0))),
+    ("glm_nsa_nvfp4", "decode_16", "rows are refilled before they are read", Drop(Nth(LOOP, 3))),
+    ("glm_nsa_nvfp4", "decode_16", "QK warps do not wait for a free half", Drop(Nth(LOOP, 1))),
+    ("glm_nsa_nvfp4", "decode_16", "a half is not given back", Drop(Nth(ARRIVE, 3))),
+    (
+        "glm_nsa_nvfp4",
+        "decode_32",
+        "a half is free a warp too early",
+        Before(Nth(INIT, 6), 1, "add.s32 {new}, {old}, -32"),
+    ),
+    ("dsv4_nvfp4", "decode_16", "RoPE lanes are not left for the PV warps", Drop(Nth(STAGE, 0))),
+    ("dsv4_nvfp4", "decode_32", "values are not left for the PV warps", Drop(Last(STAGE))),
+    ("glm_nsa_nvfp4", "decode_32", "values in another order", Swap(Nth(STAGE, 0), 1, 0, 1)),
     (
         "dsv4_1_inline_fp4",
         "decode_16",
