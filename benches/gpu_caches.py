@@ -1,4 +1,4 @@
-"""Times cache writers, readers and conversions on a CUDA GPU, beside a copy of as many bytes and beside an empty launch."""
+"""Times cache kernels on a CUDA GPU, beside a copy of as many bytes and beside an empty launch."""
 
 from __future__ import annotations
 

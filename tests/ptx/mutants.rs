@@ -255,7 +255,7 @@ const MUTANTS: &[Mutant] = &[
     ("cache_glm", "write", "a quotient is not corrected", Drop(Last("fma.rn.f32"))),
     ("cache_dots3_swa", "write", "scales of the group before", Drop(Last("shfl.sync.bfly"))),
     ("cache_dsv4_1", "read", "subnormal values are flushed", ReplaceEvery("mul.rn.f32", "mul.rn.ftz.f32")),
-    ("cache_fp4", "write", "a value is rounded the other way", Replace(Last("add.rn.f32"), "add.", "sub.")),
+    ("cache_fp4", "write", "a value is not rounded", Drop(Last("fma.rn.f32"))),
     ("cache_fp4", "write", "the scale has no floor", Replace(Nth("max.f32", 0), "max.f32", "min.f32")),
     ("cache_fp4", "read", "scales of the next group", Before(Nth("ld.global.u8", 0), 1, "add.s64 {new}, {old}, 1")),
     ("cache_glm_nvfp4", "write", "one value is not divided", Drop(Nth("div.rn.f32", 0))),
@@ -312,7 +312,12 @@ const MUTANTS: &[Mutant] = &[
     ("convert_dsv4_1", "dsv4_1_to_fp4", "half of the codes are not stored", Drop(Last("st.global.u32"))),
     ("convert_dsv4_1", "dsv4_1_to_glm", "a quotient is not corrected", Drop(Last("fma.rn.f32"))),
     ("convert_dsv4_1", "fp4_to_dsv4_1", "scales of the power below", ReplaceEvery("setp.ne.s32", "setp.eq.s32")),
-    ("convert_dsv4_1", "fp4_to_glm", "a value from its neighbour's code", Replace(Nth("shr.u32", 4), ", 6;", ", 2;")),
+    (
+        "convert_dsv4_1",
+        "fp4_to_glm",
+        "codes of the next unit",
+        Before(Nth("ld.global.nc.u32", 1), 1, "add.s64 {new}, {old}, 4"),
+    ),
 ];
 
 /// Applies every fault, runs the cases of its kernel until one fails, and prints the table.
