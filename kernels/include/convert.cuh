@@ -12,11 +12,9 @@ template <class R>
 struct StoredRecord {
   static constexpr int UNITS = units_of_lane<R>(), WORDS = R::FP4 ? 1 : 2;
 
-  float global_scale;
   u32 rope_word;
 
   DEVICE void load(const MoveArgs& args, const RecordPlace& place, int lane) {
-    global_scale = args.from_global_scale;
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
       const int unit = i * 32 + lane, group = unit * UNIT / R::GROUP;
@@ -32,17 +30,18 @@ struct StoredRecord {
     if (rope_dims<R>(args)) rope_word = __ldg(reinterpret_cast<const u32*>(place.data + args.from.rope_at) + lane);
   }
 
-  // Those of the units from `first` on; zeros where the lane has none.
-  template <int COUNT>
-  DEVICE void values(float (&v)[COUNT][UNIT], int first, int) const {
+  // The values of the next unit: the others move up, so that no register is found by a number. Zeros where the lane has none.
+  DEVICE void take(const MoveArgs& args, float (&v)[UNIT], int, int) {
+    const float scale = scale_value<R>(scales[0]);
+    const float4 low = values_of<R>(codes[0][0], scale, args.from_global_scale);
+    const float4 high = values_of<R>(R::FP4 ? codes[0][0] >> 16 : codes[0][WORDS - 1], scale, args.from_global_scale);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      const u32(&words)[WORDS] = codes[first + i];
-      const float scale = scale_value<R>(scales[first + i]);
-      const float4 low = values_of<R>(words[0], scale, global_scale);
-      const float4 high = values_of<R>(R::FP4 ? words[0] >> 16 : words[WORDS - 1], scale, global_scale);
-      v[i][0] = low.x, v[i][1] = low.y, v[i][2] = low.z, v[i][3] = low.w;
-      v[i][4] = high.x, v[i][5] = high.y, v[i][6] = high.z, v[i][7] = high.w;
+    for (int i = 0; i + 1 < UNITS; i++) {
+      scales[i] = scales[i + 1];
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) codes[i][w] = codes[i + 1][w];
     }
   }
 

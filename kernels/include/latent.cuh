@@ -24,14 +24,10 @@ struct Latent {
   u32 rope[UNIT];   // FP32 bits
   bool rope_is_bf16;
 
-  // Those of the units from `first` on.
-  template <int COUNT>
-  DEVICE void values(float (&out)[COUNT][UNIT], int first, int) const {
+  // Those of the lane's unit i.
+  DEVICE void take(const WriteArgs&, float (&values)[UNIT], int i, int) const {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-#pragma unroll
-      for (int e = 0; e < UNIT; e++) out[i][e] = v[first + i][e];
-    }
+    for (int e = 0; e < UNIT; e++) values[e] = v[i][e];
   }
 
   DEVICE void load(const WriteArgs& args, u64 row, int lane) {

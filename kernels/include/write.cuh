@@ -15,12 +15,13 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
   else scales[group] = stored;
 }
 
-// Codes and scales. `source.values(v, first, lane)` gives the values of the lane's units from `first` on.
+// Codes and scales. `source.take(args, v, i, lane)` gives the values of the lane's unit i, asked for in turn and once.
 template <class R, class Args, class Source>
-DEVICE void store_values(const Args& args, const Source& source, const RecordPlace& place, int lane) {
+DEVICE void store_values(const Args& args, Source& source, const RecordPlace& place, int lane) {
   constexpr int UNITS = units_of_lane<R>(), LANES = R::GROUP / UNIT;  // lanes of a group
   float v[UNITS][UNIT];
-  source.values(v, 0, lane);
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) source.take(args, v[i], i, lane);
   u32 amax[UNITS];
 #pragma unroll
   for (int i = 0; i < UNITS; i++) {
@@ -55,7 +56,7 @@ DEVICE void store_values(const Args& args, const Source& source, const RecordPla
 
 // A whole record; `rope_word`: RoPE lanes 2 lane and 2 lane + 1.
 template <class R, class Args, class Source>
-DEVICE void store_record(const Args& args, const Source& source, u32 rope_word, const RecordPlace& place, int lane) {
+DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const RecordPlace& place, int lane) {
   if (rope_dims<R>(args)) reinterpret_cast<u32*>(place.data + args.to.rope_at)[lane] = rope_word;
   store_values<R>(args, source, place, lane);
 }
