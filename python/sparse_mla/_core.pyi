@@ -549,6 +549,8 @@ def repage_kv_cache(
 def warmup(family: str, *, kv_cache_format: str = "fp8", device: int = 0) -> None:
     """Loads the kernels of a family on a CUDA device, so that later calls, captured ones included, load nothing.
 
+    Lossy conversions of caches are left out: their kernels are loaded at the first `convert_kv_cache`.
+
     Args:
         family, kv_cache_format: as in `decode`.
         device: ordinal of the CUDA device.
