@@ -19,7 +19,7 @@ from typing import Any
 
 import sparse_mla
 import torch
-from gpu_caches import time_caches
+from gpu_caches import time_caches, time_conversions
 
 # Family, cache format, widths.
 GRID: list[tuple[str, str, tuple[int, ...]]] = [
@@ -194,6 +194,7 @@ def main() -> None:
     arguments = parser.parse_args()
     generator = torch.Generator(device="cuda").manual_seed(0)
     caches = time_caches(replay_us, generator)
+    conversions = time_conversions(replay_us, generator)
     rate = copy_rate()
     table = {(row["family"], row["kv_cache_format"]): row for row in sparse_mla.families()}
     rows: list[dict[str, Any]] = []
@@ -222,6 +223,7 @@ def main() -> None:
         "host_us": host,
         "rows": rows,
         "caches": caches,
+        "conversions": conversions,
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name().replace(" ", "-").lower()

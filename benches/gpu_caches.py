@@ -1,4 +1,4 @@
-"""Times the cache writers and readers on a CUDA GPU, beside a copy of as many bytes and beside an empty launch."""
+"""Times cache kernels on a CUDA GPU, beside a copy of as many bytes and beside an empty launch."""
 
 from __future__ import annotations
 
@@ -78,3 +78,57 @@ def copy_us(moved: int, replay_us: Replay) -> float:
     source = torch.ones(count, moved // 2 // 16 * 16, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return replay_us([partial(target[i].copy_, source[i]) for i in range(count)])
+
+
+MOVED = 65536  # slots of a cache that is moved or converted
+
+
+def time_conversions(replay_us: Replay, generator: torch.Generator) -> list[dict[str, Any]]:
+    """Microseconds of repage (pages of 64 to pages of 256) and of every conversion, 65,536 slots; prints Markdown."""
+    print(f"\n{MOVED} slots, pages of 64. In brackets: copy time of the same bytes over the time.\n")
+    print("| from | to | kind | us |\n|---|---|---|---|")
+    rows = []
+    for old in sparse_mla.families():
+        for new in sparse_mla.families():
+            row = time_conversion(old, new, replay_us, generator)
+            if row is not None:
+                rows.append(row)
+                print(f"| {row['from']} | {row['to']} | {row['kind']} | {cell(row, 'convert')} |", flush=True)
+    return rows
+
+
+def time_conversion(
+    old: dict[str, Any], new: dict[str, Any], replay_us: Replay, generator: torch.Generator
+) -> dict[str, Any] | None:
+    """The time of one pair of lines of the family table; None if there is no conversion."""
+    if (old["quantised_dims"], old["rope_dims"]) != (new["quantised_dims"], new["rope_dims"]):
+        return None
+    moved = MOVED * (old["bytes_per_token"] + new["bytes_per_token"])
+    names = {"from_family": old["family"], "from_format": old["kv_cache_format"]}
+    names |= {"to_family": new["family"], "to_format": new["kv_cache_format"]}
+    words = {"family": old["family"], "kv_cache_format": old["kv_cache_format"]}
+    caches = [
+        sparse_mla.pack_kv_cache(
+            torch.randn(MOVED, old["d_qk"], device="cuda", generator=generator, dtype=torch.bfloat16), **words
+        )
+        for _ in range(max(4, COLD_BYTES // moved))
+    ]
+    kept: list[Any] = []  # or every output would lie in the same, warm memory
+    if old == new:
+        kind, call = "repage", partial(sparse_mla.repage_kv_cache, **words, page_block_size=256)
+    else:
+        call = partial(sparse_mla.convert_kv_cache, **names)
+        kind = "exact" if is_exact(caches[0][:1], names) else "lossy"
+    us = replay_us([lambda cache=cache: kept.append(call(cache)) for cache in caches])
+    times = {"convert_us": round(us, 3), "convert_copy_us": round(copy_us(moved, replay_us), 3)}
+    name = "{family} {kv_cache_format}".format
+    return {"from": name(**old), "to": name(**new), "kind": kind, **times}
+
+
+def is_exact(cache: torch.Tensor, names: dict[str, Any]) -> bool:
+    """Whether codes are kept: a GPU gives the error of no other conversion."""
+    try:
+        sparse_mla.convert_kv_cache(cache, **names, return_error=True)
+    except ValueError:
+        return False
+    return True

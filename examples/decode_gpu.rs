@@ -1,4 +1,4 @@
-//! Decode on a CUDA GPU through cudarc's slices, compared with the CPU, and what a warm call costs the host.
+//! Pack and decode on a CUDA GPU through cudarc's slices, compared with the CPU, and what a warm call costs the host.
 //!
 //! ```text
 //! cargo run --release --features cuda --example decode_gpu
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sparse_mla::cuda::cudarc::driver::{CudaContext, CudaStream, DriverError};
-use sparse_mla::cuda::{CandidateSlices, DecodeSlices, PreparedDecode, device, probe};
+use sparse_mla::cuda::{CandidateSlices, DecodeSlices, PreparedCache, PreparedDecode, device, probe};
 use sparse_mla::half::{bf16, slice::HalfFloatSliceExt};
 use sparse_mla::ndarray::{Array2, Array3};
 use sparse_mla::{
@@ -71,7 +71,12 @@ fn compare(
     let sm_scale = 0.04;
     let q_bits = q.as_slice().unwrap_or_default().reinterpret_cast();
     let device_q = stream.clone_htod(q_bits).map_err(refused)?;
-    let device_cache = stream.clone_htod(&packed.bytes).map_err(refused)?;
+    let device_latent = stream.clone_htod(latent.as_slice().unwrap_or_default().reinterpret_cast()).map_err(refused)?;
+    let mut device_cache = stream.alloc_zeros::<u8>(packed.bytes.len()).map_err(refused)?;
+    let writer = PreparedCache::new(device, spec, Geometry::default(), 1.0)?;
+    writer.pack::<u16>(stream, &device_latent.as_view(), &mut device_cache.as_view_mut(), packed.pages)?;
+    let same = stream.clone_dtoh(&device_cache).map_err(refused)? == packed.bytes;
+    println!("  the cache has {} bytes", if same { "the CPU's" } else { "other" });
     let device_indices = stream.clone_htod(indices.as_slice().unwrap_or_default()).map_err(refused)?;
     let rows = num_tokens * num_heads;
     let mut out = stream.alloc_zeros::<f32>(rows * spec.d_v).map_err(refused)?;

@@ -1,4 +1,4 @@
 // Writer and reader of dsv4 in NVFP4.
 #include "cache.cuh"
 
-CACHE_KERNELS(Record<448, 16, NVFP4, true, 4>)
+CACHE_KERNELS(Dsv4Nvfp4)

@@ -1,4 +1,4 @@
 // Writer and reader of the FP4 caches of dsv4_1, with footers or inline.
 #include "cache.cuh"
 
-CACHE_KERNELS(Record<512, 16, FLOORED, false>)
+CACHE_KERNELS(Fp4)

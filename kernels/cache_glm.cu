@@ -1,4 +1,4 @@
 // Writer and reader of glm_nsa and, without RoPE lanes, glm53_nope.
 #include "cache.cuh"
 
-CACHE_KERNELS(Record<512, 128, ARBITRARY>)
+CACHE_KERNELS(Glm)

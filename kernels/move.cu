@@ -4,14 +4,33 @@
 // Geometry: one warp = one slot of the new cache, MOVE_SLOTS warps a block.
 #include "zero.cuh"
 
-constexpr int MOVE_SLOTS = 8;
+// What a lane holds of a record: words l and l + 32 of the codes, word l of the scales and of the RoPE lanes.
+struct Pieces {
+  static constexpr int CODES = 2;  // of 512 bytes a warp, which the longest record fills
 
-// `bytes` and both addresses are multiples of the word's size.
-template <class Word>
-DEVICE void copy_bytes(u8* to, const u8* from, u32 bytes, int lane) {
-  for (u32 at = lane * sizeof(Word); at < bytes; at += 32 * sizeof(Word))
-    *reinterpret_cast<Word*>(to + at) = __ldg(reinterpret_cast<const Word*>(from + at));
-}
+  uint4 codes[CODES], rope;
+  uint2 scales;
+
+  static DEVICE bool has(int piece, u32 bytes, u32 size, int lane) { return (piece * 32 + lane) * size < bytes; }
+
+  // Every load is on its way before the first is waited for.
+  DEVICE void load(const MoveArgs& args, const RecordPlace& from, int lane) {
+#pragma unroll
+    for (int i = 0; i < CODES; i++)
+      if (has(i, args.code_bytes, 16, lane)) codes[i] = __ldg(reinterpret_cast<const uint4*>(from.data) + i * 32 + lane);
+    if (has(0, args.scale_bytes, 8, lane)) scales = __ldg(reinterpret_cast<const uint2*>(from.scales) + lane);
+    if (has(0, args.rope_dims * 2, 16, lane))
+      rope = __ldg(reinterpret_cast<const uint4*>(from.data + args.from.rope_at) + lane);
+  }
+
+  DEVICE void store(const MoveArgs& args, const RecordPlace& to, int lane) const {
+#pragma unroll
+    for (int i = 0; i < CODES; i++)
+      if (has(i, args.code_bytes, 16, lane)) reinterpret_cast<uint4*>(to.data)[i * 32 + lane] = codes[i];
+    if (has(0, args.scale_bytes, 8, lane)) reinterpret_cast<uint2*>(to.scales)[lane] = scales;
+    if (has(0, args.rope_dims * 2, 16, lane)) reinterpret_cast<uint4*>(to.data + args.to.rope_at)[lane] = rope;
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(32 * MOVE_SLOTS) move_records(const __grid_constant__ MoveArgs args) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -19,12 +38,11 @@ extern "C" __global__ void __launch_bounds__(32 * MOVE_SLOTS) move_records(const
   if (slot >= args.to.num_slots) return;
   const RecordPlace to = RecordPlace::of(args.to, slot);
   if (slot < args.num_slots) {
-    const RecordPlace from = RecordPlace::of(args.from, slot);
-    copy_bytes<uint4>(to.data, from.data, args.code_bytes, lane);
-    copy_bytes<uint2>(to.scales, from.scales, args.scale_bytes, lane);
-    copy_bytes<uint4>(to.data + args.to.rope_at, from.data + args.from.rope_at, args.rope_bytes, lane);
+    Pieces pieces = {};
+    pieces.load(args, RecordPlace::of(args.from, slot), lane);
+    pieces.store(args, to, lane);
   } else {
-    zero_record(args.to, to, args.code_bytes, args.scale_bytes, args.rope_bytes, lane);
+    zero_record(args.to, to, args.code_bytes, args.scale_bytes, args.rope_dims * 2, lane);
   }
   zero_gaps(args.to, to, args.row_gap, args.page_gap_at, lane);
 }

@@ -47,7 +47,7 @@ impl Error {
     }
 
     /// The same refusal under the name that the argument has elsewhere.
-    #[cfg(feature = "python")]
+    #[cfg(feature = "cuda")]
     pub(crate) fn about(self, argument: &str) -> Self {
         match self {
             Self::Value { accepted, got, .. } => Self::value(argument, accepted, got),

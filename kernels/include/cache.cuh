@@ -8,12 +8,11 @@ struct RecordShape {
   int quantised, group, code_bytes, scale_bytes;
 };
 
-#define CACHE_KERNELS(...)                                                                                     \
-  extern "C" __device__ const RecordShape record = {__VA_ARGS__::QUANTISED, __VA_ARGS__::GROUP,                \
-                                                    __VA_ARGS__::CODE_BYTES, __VA_ARGS__::SCALE_BYTES};        \
-  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS) write(const __grid_constant__ WriteArgs args) { \
-    write_cache<__VA_ARGS__>(args);                                                                            \
-  }                                                                                                            \
-  extern "C" __global__ void __launch_bounds__(32 * READ_SLOTS) read(const __grid_constant__ ReadArgs args) {  \
-    read_cache<__VA_ARGS__>(args);                                                                             \
+#define CACHE_KERNELS(R)                                                                                             \
+  extern "C" __device__ const RecordShape record = {R::QUANTISED, R::GROUP, R::CODE_BYTES, R::SCALE_BYTES};         \
+  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS) write(const __grid_constant__ WriteArgs args) {     \
+    write_cache<R>(args);                                                                                           \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(32 * READ_SLOTS) read(const __grid_constant__ ReadArgs args) {       \
+    read_cache<R>(args);                                                                                            \
   }

@@ -42,19 +42,24 @@ struct ReadArgs {
   float global_scale;     // multiplies every value
 };
 
+constexpr int MOVE_SLOTS = 8;  // of a block, one warp each
+
 struct MoveArgs {
   CacheArgs from;
   CacheArgs to;
   u64 num_slots;          // that are moved
   i64 row_gap;            // of `to`, as in WriteArgs
   i64 page_gap_at;
-  u32 code_bytes, scale_bytes, rope_bytes;
+  u32 code_bytes, scale_bytes;  // of a record that is moved as it is
+  u32 rope_dims;                // 64 or 0
+  float from_global_scale;      // multiplies every value that is quantised anew
+  float global_scale;           // then divides it
   u32 reserved;
 };
 
 enum ElementType { ELEMENT_BF16 = 0, ELEMENT_F16 = 1, ELEMENT_F32 = 2 };
 
-static_assert(sizeof(CacheArgs) == 64 && sizeof(WriteArgs) == 160 && sizeof(ReadArgs) == 80 && sizeof(MoveArgs) == 168, "the Rust twin has these sizes");
+static_assert(sizeof(CacheArgs) == 64 && sizeof(WriteArgs) == 160 && sizeof(ReadArgs) == 80 && sizeof(MoveArgs) == 176, "the Rust twin has these sizes");
 
 // RoPE lanes of a record.
 template <class R, class Args>

@@ -9,15 +9,25 @@ constexpr int ROPE_UNITS = 8, FIRST_ROPE_LANE = 32 - ROPE_UNITS;
 constexpr int ROPE_PAIRS = ROPE_UNITS * UNIT / 2;
 
 template <class R>
+DEVICE constexpr int units_of_lane() { return (R::QUANTISED / UNIT + 31) / 32; }
+
+template <class R>
+DEVICE bool has_unit(int i, int lane) {
+  return R::QUANTISED % (32 * UNIT) == 0 || i * 32 + lane < R::QUANTISED / UNIT;
+}
+
+template <class R>
 struct Latent {
-  static constexpr int UNITS = (R::QUANTISED / UNIT + 31) / 32;
+  static constexpr int UNITS = units_of_lane<R>();
 
   float v[UNITS][UNIT];
   u32 rope[UNIT];   // FP32 bits
   bool rope_is_bf16;
 
-  static DEVICE bool has_unit(int i, int lane) {
-    return R::QUANTISED % (32 * UNIT) == 0 || i * 32 + lane < R::QUANTISED / UNIT;
+  // Those of the lane's unit i.
+  DEVICE void take(const WriteArgs&, float (&values)[UNIT], int i, int) const {
+#pragma unroll
+    for (int e = 0; e < UNIT; e++) values[e] = v[i][e];
   }
 
   DEVICE void load(const WriteArgs& args, u64 row, int lane) {
@@ -72,7 +82,7 @@ struct Latent {
     for (int i = 0; i <= UNITS; i++) {
       const bool is_rope = i == UNITS;
       const int unit = is_rope ? R::QUANTISED / UNIT + lane - FIRST_ROPE_LANE : i * 32 + lane;
-      const bool present = is_rope ? has_rope : has_unit(i, lane);
+      const bool present = is_rope ? has_rope : has_unit<R>(i, lane);
 #pragma unroll
       for (int w = 0; w < WORDS; w += 4) {
         const uint4 four = present ? __ldg(reinterpret_cast<const uint4*>(words + unit * WORDS + w)) : make_uint4(0, 0, 0, 0);

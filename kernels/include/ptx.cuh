@@ -214,6 +214,13 @@ DEVICE int load_or(const int* from, bool present, int otherwise) {
 DEVICE u32 pinned(u32 value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
 
 // ---- packing
+// The larger, or NaN beside a NaN.
+DEVICE float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 DEVICE float2 unpack_bf16(u32 x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)); }
 DEVICE u32 pack_f16(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);

@@ -19,20 +19,34 @@ DEVICE float divide(float x, float y, float reciprocal) {
   return copysignf(quotient, x);
 }
 
-// E2M1 code, nearest, ties to even, beyond 6 the code of 6. Not for NaN.
-DEVICE u32 e2m1(float x) {
-  const float magnitude = fminf(fabsf(x), E2M1_LARGEST);
-  // Adding 2^22 times the power of two below rounds to that power's half, which is the step of the codes there.
-  const u32 power = max(__float_as_uint(magnitude) & 0x7f800000u, 0x3f800000u);
-  const u32 unit = power + (22u << 23);
-  const u32 steps = __float_as_uint(__fadd_rn(magnitude, __uint_as_float(unit))) - unit;
-  return (steps + (power >> 22) - 254) | (__float_as_uint(x) >> 28 & 8);
+// The same for a quotient that becomes an E2M1 code under an E4M3 scale, whose sign is taken from x: one correction suffices.
+// A tie between codes times such a scale is an FP32 number, so x / y is a tie exactly or by more than half a unit not.
+DEVICE float divide_for_e2m1(float x, float y, float reciprocal) {
+  const float quotient = __fmul_rn(x, reciprocal);
+  return __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
 }
 
-// Value of an E2M1 code in the low four bits: its bits are those of a float whose exponents start lower.
-DEVICE float e2m1_value(u32 code) {
-  const float magnitude = __fmul_rn(__uint_as_float((code & 7) << 22), __uint_as_float(253u << 23));
-  return __uint_as_float(__float_as_uint(magnitude) | (code & 8) << 28);
+// The E2M1 value nearest to a magnitude, ties to even, beyond 6 the largest. Not for NaN.
+DEVICE float e2m1_nearest(float x) {
+  const float magnitude = fminf(fabsf(x), E2M1_LARGEST);
+  // Adding 2^22 times the power of two below rounds to that power's half, which is the step of the codes there.
+  const float power = __uint_as_float(max(__float_as_uint(magnitude) & 0x7f800000u, 0x3f800000u));
+  constexpr float ROUNDING = 1 << 22;
+  return __fmaf_rn(power, -ROUNDING, __fmaf_rn(power, ROUNDING, magnitude));
+}
+
+// E2M1 codes of eight values, nearest to the first ones' magnitudes, with the signs of the second ones.
+DEVICE u32 e2m1_codes(const float (&magnitudes)[8], const float (&signs)[8]) {
+  u32 codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    // As f16 times 2^-14 (0x0400): the code's three low bits are bits 9 to 11.
+    const u32 pair = ptx::pack_f16(e2m1_nearest(magnitudes[i]), e2m1_nearest(magnitudes[i + 4]));
+    const u32 halves = __byte_perm(__float_as_uint(signs[i]), __float_as_uint(signs[i + 4]), 0x7632) >> 3;
+    const u32 both = ptx::multiply_f16(pair, 0x04000400u) | (halves & 0x10001000u);
+    codes |= i < 3 ? both >> (9 - 4 * i) : both << 3;
+  }
+  return codes;
 }
 
 DEVICE float e4m3_value(u32 code) {
@@ -86,7 +100,8 @@ DEVICE u32 non_finite_scale() {
 
 template <class R>
 DEVICE float under_scale(float x, const Scale& scale) {
-  if (R::RULE == ARBITRARY || R::RULE == FLOORED) return divide(x, scale.factor, scale.reciprocal);
+  if (R::RULE == ARBITRARY) return divide(x, scale.factor, scale.reciprocal);
+  if (R::RULE == FLOORED) return divide_for_e2m1(x, scale.factor, scale.reciprocal);
   return __fmul_rn(x, scale.factor);
 }
 
@@ -94,10 +109,10 @@ DEVICE float under_scale(float x, const Scale& scale) {
 template <class R>
 DEVICE uint2 codes_of(const float (&v)[8], const Scale& scale) {
   if constexpr (R::FP4) {
-    u32 codes = 0;
+    float scaled[8];
 #pragma unroll
-    for (int i = 7; i >= 0; i--) codes = codes << 4 | e2m1(under_scale<R>(v[i], scale));
-    return make_uint2(codes, 0);
+    for (int i = 0; i < 8; i++) scaled[i] = under_scale<R>(v[i], scale);
+    return make_uint2(e2m1_codes(scaled, v), 0);
   } else {
     u32 pairs[4];
 #pragma unroll
@@ -138,8 +153,8 @@ DEVICE void divide_by_global(float (&v)[8], u32 amax, float global) {
 
 // The largest magnitude of eight values, as bits: they order as the magnitudes do, NaNs above infinities.
 DEVICE u32 largest_bits(const float (&v)[8]) {
-  u32 largest = 0;
+  float largest = 0;
 #pragma unroll
-  for (float x : v) largest = max(largest, __float_as_uint(x) & 0x7fffffffu);
-  return largest;
+  for (float x : v) largest = ptx::max_or_nan(largest, fabsf(x));
+  return __float_as_uint(largest);
 }

@@ -23,3 +23,13 @@ struct Record {
   static constexpr int CODE_BYTES = FP4 ? QUANTISED / 2 : QUANTISED;
   static constexpr int SCALE_BYTES = SCALES * SCALE + PAD;
 };
+
+// Every kind there is.
+using Dsv4 = Record<448, 64, UE8M0, true, 1>;
+using Dsv3_2 = Record<512, 128, POW2_FP32>;
+using Glm = Record<512, 128, ARBITRARY>;  // of glm_nsa and, without RoPE lanes, glm53_nope
+using Dots3Swa = Record<1024, 128, UE8M0>;
+using Dsv4_1 = Record<512, 32, UE8M0, false>;
+using Dsv4Nvfp4 = Record<448, 16, NVFP4, true, 4>;
+using GlmNvfp4 = Record<512, 16, NVFP4_GLOBAL>;
+using Fp4 = Record<512, 16, FLOORED, false>;

@@ -15,14 +15,18 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
   else scales[group] = stored;
 }
 
-template <class R>
-DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const RecordPlace& place, int lane) {
-  constexpr int UNITS = Latent<R>::UNITS, LANES = R::GROUP / UNIT;  // lanes of a group
+// Codes and scales. `source.take(args, v, i, lane)` gives the values of the lane's unit i, asked for in turn and once.
+template <class R, class Args, class Source>
+DEVICE void store_values(const Args& args, Source& source, const RecordPlace& place, int lane) {
+  constexpr int UNITS = units_of_lane<R>(), LANES = R::GROUP / UNIT;  // lanes of a group
+  float v[UNITS][UNIT];
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) source.take(args, v[i], i, lane);
   u32 amax[UNITS];
 #pragma unroll
   for (int i = 0; i < UNITS; i++) {
-    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(latent.v[i], largest_bits(latent.v[i]), args.global_scale);
-    amax[i] = largest_bits(latent.v[i]);
+    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(v[i], largest_bits(v[i]), args.global_scale);
+    amax[i] = largest_bits(v[i]);
   }
 #pragma unroll
   for (int step = LANES / 2; step; step >>= 1) {
@@ -31,25 +35,30 @@ DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const RecordP
   }
 #pragma unroll
   for (int i = 0; i < UNITS; i++) {
-    if (!Latent<R>::has_unit(i, lane)) continue;
+    if (!has_unit<R>(i, lane)) continue;
     const int unit = i * 32 + lane;
     u32 stored;
     uint2 codes;
     if (amax[i] < INFINITE) {
       const Scale scale = scale_of<R>(amax[i]);
       stored = scale.stored;
-      codes = codes_of<R>(latent.v[i], scale);
+      codes = codes_of<R>(v[i], scale);
     } else {
       stored = non_finite_scale<R>();
-      codes = non_finite_codes<R>(latent.v[i], amax[i]);
+      codes = non_finite_codes<R>(v[i], amax[i]);
     }
     if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
     else reinterpret_cast<uint2*>(place.data)[unit] = codes;
     if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
   }
   if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
-  if (rope_dims<R>(args) && lane >= FIRST_ROPE_LANE)
-    reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
+}
+
+// A whole record; `rope_word`: RoPE lanes 2 lane and 2 lane + 1.
+template <class R, class Args, class Source>
+DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const RecordPlace& place, int lane) {
+  if (rope_dims<R>(args)) reinterpret_cast<u32*>(place.data + args.to.rope_at)[lane] = rope_word;
+  store_values<R>(args, source, place, lane);
 }
 
 template <class R>
@@ -75,7 +84,12 @@ DEVICE void write_cache(const WriteArgs& args) {
     latent.rotate(args, position, lane);
   }
   const RecordPlace place = RecordPlace::of(args.to, slot);
-  if (present) store_record(args, latent, place, lane);
-  else zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
+  if (present) {
+    store_values<R>(args, latent, place, lane);
+    if (rope_dims<R>(args) && lane >= FIRST_ROPE_LANE)
+      reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
+  } else {
+    zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
+  }
   if (!args.slots) zero_gaps(args.to, place, args.row_gap, args.page_gap_at, lane);
 }

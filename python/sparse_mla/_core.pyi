@@ -488,8 +488,9 @@ def convert_kv_cache(
     glm_nsa FP8 to and from NVFP4. RoPE lanes keep their bits always.
 
     Args:
-        cache: packed cache in any form that `decode` reads. A CUDA array is converted on its device, if the
-            conversion is exact; for a lossy one, `unpack_kv_cache` and `pack_kv_cache` it.
+        cache: packed cache in any form that `decode` reads. A CUDA array is converted on its device, with the bytes
+            of the CPU. A lossy conversion's kernel is loaded at its first use, not by `warmup`: before a capture,
+            convert once.
         from_family, from_format: what it holds; ``"fp8"``, ``"nvfp4"`` or ``"fp4"``.
         to_family, to_format: what is wanted; the same number of quantised and of RoPE dimensions.
         page_block_size: tokens per page of the result; None means that of `cache`.
@@ -497,7 +498,8 @@ def convert_kv_cache(
         num_slots: only the first so many slots; None means all.
         from_kv_global_scale, to_kv_global_scale: glm_nsa NVFP4 only, as in `pack_kv_cache`.
         return_error: also return the relative L2 error of the quantised values against the dequantised `cache`: 0.0
-            where nothing was lost, NaN if there was a NaN.
+            where nothing was lost, NaN if there was a NaN. Refused for a lossy conversion on a GPU, which would have
+            to wait for it: compare what `unpack_kv_cache` makes of both caches.
         stream: as in `decode`. None on the CPU.
 
     Returns:
@@ -546,6 +548,8 @@ def repage_kv_cache(
 
 def warmup(family: str, *, kv_cache_format: str = "fp8", device: int = 0) -> None:
     """Loads the kernels of a family on a CUDA device, so that later calls, captured ones included, load nothing.
+
+    Lossy conversions of caches are left out: their kernels are loaded at the first `convert_kv_cache`.
 
     Args:
         family, kv_cache_format: as in `decode`.

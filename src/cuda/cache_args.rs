@@ -64,13 +64,15 @@ pub(super) struct MoveArgs {
     pub page_gap_at: i64,
     pub code_bytes: u32,
     pub scale_bytes: u32,
-    pub rope_bytes: u32,
+    pub rope_dims: u32,
+    pub from_global_scale: f32,
+    pub global_scale: f32,
     pub reserved: u32,
 }
 
 // The sizes that cache_args.cuh asserts; its fields follow in the same order and alignment.
 const _: () = assert!(size_of::<CacheArgs>() == 64 && size_of::<WriteArgs>() == 160 && size_of::<ReadArgs>() == 80);
-const _: () = assert!(size_of::<MoveArgs>() == 168);
+const _: () = assert!(size_of::<MoveArgs>() == 176);
 const _: () = assert!(offset_of!(CacheArgs, page_shift) == 56 && offset_of!(WriteArgs, num_rows) == 128);
 
 /// Bytes between the end of an inline record and the next row, and from the start of a page to the end of its last row.

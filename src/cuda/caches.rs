@@ -2,22 +2,22 @@
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
-use super::cache_args::{CacheArgs, MoveArgs, ReadArgs, WriteArgs, gaps};
+use super::cache_args::{CacheArgs, ReadArgs, WriteArgs, gaps};
 use super::device::Device;
 use super::driver::refused;
 use super::launch::{CacheOnDevice, Launch, OutType, Parameters, enqueue_each};
 use super::workspace::Workspace;
 use crate::support::explain_capability;
-use crate::{Conversion, Error, FamilySpec, RopePairs, ScaleRule};
+use crate::{Error, FamilySpec, RopePairs, ScaleRule};
 
-/// Warps of a block, one row or slot each: WRITE_ROWS and READ_SLOTS of the kernels.
-const ROWS_PER_BLOCK: usize = 8;
+/// Warps of a block, one row or slot each: WRITE_ROWS, READ_SLOTS and MOVE_SLOTS of the kernels.
+pub(super) const ROWS_PER_BLOCK: usize = 8;
 /// Threads of a block of every kernel here.
 const THREADS: u32 = 256;
 /// Most rows whose duplicates are found by searching the rows before: one launch, but quadratic.
 const MAX_SEARCHED_ROWS: usize = 8192;
 /// Most rows or slots of a launch.
-const MAX_ROWS: usize = i32::MAX as usize;
+pub(super) const MAX_ROWS: usize = i32::MAX as usize;
 
 /// The modules, by the record that they write and read.
 const RECORD_MODULES: &[(ScaleRule, usize, &str)] = &[
@@ -33,8 +33,6 @@ const RECORD_MODULES: &[(ScaleRule, usize, &str)] = &[
 
 /// Entry points of such a module, and of the module for many rows.
 pub(super) const RECORD_ENTRIES: [&str; 2] = ["write", "read"];
-pub(super) const MOVE_MODULE: &str = "move";
-pub(super) const MOVE_ENTRIES: [&str; 1] = ["move_records"];
 pub(super) const CLAIM_MODULE: &str = "claim";
 pub(super) const CLAIM_ENTRIES: [&str; 1] = ["claim_slots"];
 
@@ -105,26 +103,15 @@ pub struct ReadOnDevice {
     pub kv_global_scale: f32,
 }
 
-/// Records that go from one cache to another of the same bytes per record.
-#[derive(Debug, Clone, Copy)]
-pub struct MoveOnDevice {
-    /// Lines of the family table, between which the conversion is [`Conversion::Exact`].
-    pub specs: [&'static FamilySpec; 2],
-    /// The old cache.
-    pub from: CacheOnDevice,
-    /// The new one, all of whose `pages * page_stride` bytes are written.
-    pub to: CacheOnDevice,
-    /// Slots that are moved, at most those of either cache.
-    pub num_slots: usize,
-}
-
 impl WriteOnDevice {
     /// Bytes of workspace: none up to some thousands of rows.
     pub fn workspace_bytes(&self) -> usize {
-        match self.slots {
-            Some(_) if self.num_rows > MAX_SEARCHED_ROWS => 4 * (2 * self.num_rows).next_power_of_two(),
-            _ => 0,
-        }
+        self.slots.map_or(0, |_| Self::append_workspace_bytes(self.num_rows))
+    }
+
+    /// The same of an append of so many rows.
+    pub fn append_workspace_bytes(num_rows: usize) -> usize {
+        if num_rows > MAX_SEARCHED_ROWS { 4 * (2 * num_rows.min(MAX_ROWS)).next_power_of_two() } else { 0 }
     }
 }
 
@@ -166,23 +153,9 @@ impl Device {
         unsafe { self.enqueue_all(launches, 0, 0, stream) }
     }
 
-    /// Enqueues on `stream` what [`crate::repage_kv_cache`], or [`crate::convert_kv_cache`] where it is exact, does. Allocates
-    /// nothing and waits for nothing once the module is loaded.
-    ///
-    /// # Errors
-    /// As [`Device::write_kv_cache`]; [`Error::Value`] if the conversion is not exact.
-    ///
-    /// # Safety
-    /// As [`Device::write_kv_cache`], of both caches.
-    pub unsafe fn move_kv_cache(&self, moved: &MoveOnDevice, stream: CUstream) -> Result<(), Error> {
-        let launches = [move_launch(moved)?, None];
-        // SAFETY: the caller vouches for the pointers in the launch.
-        unsafe { self.enqueue_all(launches, 0, 0, stream) }
-    }
-
     /// # Safety
     /// The pointers in the launches must be valid for what their kernels do, and `claim_bytes` bytes at `claims`.
-    unsafe fn enqueue_all(
+    pub(super) unsafe fn enqueue_all(
         &self,
         mut launches: [Option<Launch>; 2],
         claims: CUdeviceptr,
@@ -278,42 +251,7 @@ pub fn read_launch(read: &ReadOnDevice) -> Result<Option<Launch>, Error> {
     Ok((num_slots > 0).then(|| launch(module, "read", blocks, Parameters::Read(args))))
 }
 
-/// What [`Device::move_kv_cache`] enqueues. Asks no driver.
-///
-/// # Errors
-/// [`Error::Value`] if the conversion is not exact, or if there are too many slots.
-pub fn move_launch(moved: &MoveOnDevice) -> Result<Option<Launch>, Error> {
-    let [from, to] = moved.specs;
-    if Conversion::between(from, to)? != Conversion::Exact {
-        let accepted = "a format that keeps the codes of `cache` on a GPU (else `unpack_kv_cache` and `pack_kv_cache`)";
-        return Err(Error::value("to_format", accepted, format!("'{}' of family {}", to.format, to.family)));
-    }
-    let num_slots = moved.to.pages.saturating_mul(moved.to.layout.page_block_size());
-    let held = moved.from.pages.saturating_mul(moved.from.layout.page_block_size());
-    if num_slots > MAX_ROWS {
-        return Err(Error::value("cache", format!("of at most {MAX_ROWS} slots for one launch"), num_slots));
-    }
-    if moved.num_slots > held.min(num_slots) {
-        let accepted = format!("at most {}, the slots of `cache`", held.min(num_slots));
-        return Err(Error::value("num_slots", accepted, moved.num_slots));
-    }
-    let (row_gap, page_gap_at) = gaps(&moved.to.layout);
-    let args = MoveArgs {
-        from: CacheArgs::of(&moved.from),
-        to: CacheArgs::of(&moved.to),
-        num_slots: moved.num_slots as u64,
-        row_gap,
-        page_gap_at,
-        code_bytes: to.row.code_bytes() as u32,
-        scale_bytes: to.row.scale_bytes() as u32,
-        rope_bytes: to.row.rope_bytes() as u32,
-        reserved: 0,
-    };
-    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
-    Ok((num_slots > 0).then(|| launch(MOVE_MODULE, MOVE_ENTRIES[0], blocks, Parameters::Move(args))))
-}
-
-fn launch(module: &'static str, entry: &'static str, blocks: usize, parameters: Parameters) -> Launch {
+pub(super) fn launch(module: &'static str, entry: &'static str, blocks: usize, parameters: Parameters) -> Launch {
     Launch {
         module,
         entry,

@@ -5,7 +5,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, MOVE_ENTRIES, MOVE_MODULE, RECORD_ENTRIES, record_module};
+use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, RECORD_ENTRIES, record_module};
+use super::conversions::{MOVE_ENTRIES, MOVE_MODULE, conversion_entries};
 use super::driver::{describe, open, refused};
 use crate::plan::{DeviceFacts, KERNELS, Kernel};
 use crate::{Error, FamilySpec};
@@ -24,6 +25,9 @@ pub static MODULES: &[(&str, &str)] = &[
     ("cache_glm", include_str!("../../kernels/ptx/cache_glm.ptx")),
     ("cache_glm_nvfp4", include_str!("../../kernels/ptx/cache_glm_nvfp4.ptx")),
     ("claim", include_str!("../../kernels/ptx/claim.ptx")),
+    ("convert_dsv4", include_str!("../../kernels/ptx/convert_dsv4.ptx")),
+    ("convert_dsv4_1", include_str!("../../kernels/ptx/convert_dsv4_1.ptx")),
+    ("convert_glm", include_str!("../../kernels/ptx/convert_glm.ptx")),
     ("dots3_swa", include_str!("../../kernels/ptx/dots3_swa.ptx")),
     ("dsv3_2", include_str!("../../kernels/ptx/dsv3_2.ptx")),
     ("dsv4", include_str!("../../kernels/ptx/dsv4.ptx")),
@@ -118,8 +122,8 @@ impl Device {
         self.context.0
     }
 
-    /// Loads everything that a family's decodes, cache writers and readers and merges need, so that later calls load nothing.
-    /// Not on a capturing thread.
+    /// Loads everything that a family's decodes, cache writers and readers, exact conversions and merges need, so that later
+    /// calls load nothing. Not on a capturing thread.
     pub fn warm_up(&self, spec: &FamilySpec) -> Result<(), Error> {
         let _context = self.enter()?;
         let secondary = spec.secondary.iter().map(|format| FamilySpec::find(spec.family, *format));
@@ -129,14 +133,24 @@ impl Device {
             for kernel in KERNELS.iter().filter(|kernel| kernel.module == module) {
                 self.function(module, kernel.entry, std::ptr::null_mut())?;
             }
-            self.function(record_module(spec)?, RECORD_ENTRIES[0], std::ptr::null_mut())?;
+            self.warm_up_caches(spec)?;
         }
-        for (module, entry) in
-            [("merge", MERGE_ENTRIES[0]), (CLAIM_MODULE, CLAIM_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])]
-        {
-            self.function(module, entry, std::ptr::null_mut())?;
+        self.warm_up_kernel(("merge", MERGE_ENTRIES[0]))
+    }
+
+    /// Loads what writers, readers and exact conversions of one format need.
+    pub(super) fn warm_up_caches(&self, spec: &FamilySpec) -> Result<(), Error> {
+        let record = (record_module(spec)?, RECORD_ENTRIES[0]);
+        for kernel in [record, (CLAIM_MODULE, CLAIM_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])] {
+            self.warm_up_kernel(kernel)?;
         }
         Ok(())
+    }
+
+    /// Loads the module of an entry point.
+    pub(super) fn warm_up_kernel(&self, (module, entry): (&str, &str)) -> Result<(), Error> {
+        let _context = self.enter()?;
+        self.function(module, entry, std::ptr::null_mut()).map(drop)
     }
 
     /// Makes the device's context current; the guard restores the one that was.
@@ -227,7 +241,7 @@ fn refuse_while_capturing(stream: sys::CUstream) -> Result<(), Error> {
     if !is_capturing(stream)? {
         return Ok(());
     }
-    let first = "call warmup() for this family before the capture";
+    let first = "call warmup() for this family (which loads no lossy conversion: convert once) before the capture";
     Err(Error::Device(format!("the stream is being captured, but the kernel is not loaded yet: {first}")))
 }
 
@@ -253,11 +267,12 @@ fn load((name, ptx): (&'static str, &str)) -> Result<Functions, Error> {
         "merge" => &MERGE_ENTRIES,
         CLAIM_MODULE => &CLAIM_ENTRIES,
         MOVE_MODULE => &MOVE_ENTRIES,
-        _ if decode.is_empty() => &RECORD_ENTRIES,
+        _ if decode.is_empty() && conversion_entries(name).next().is_none() => &RECORD_ENTRIES,
         _ => &[],
     };
+    let others = others.iter().copied().chain(conversion_entries(name));
     let mut functions = Vec::new();
-    for entry in decode.iter().map(|kernel| kernel.entry).chain(others.iter().copied()) {
+    for entry in decode.iter().map(|kernel| kernel.entry).chain(others) {
         let symbol = CString::new(entry).map_err(|_| Error::Device(format!("entry point {entry} holds a NUL byte")))?;
         let mut function = std::ptr::null_mut();
         // SAFETY: `module` was loaded just now; `symbol` is NUL-terminated.

@@ -1,26 +1,30 @@
 //! The GPU backend: embedded PTX launched through the CUDA driver. Nothing is opened before the first use.
 //!
 //! [`probe`] says what is there, [`device`] opens a device, [`Device::decode`], [`Device::merge_states`],
-//! [`Device::write_kv_cache`] and [`Device::read_kv_cache`] launch device pointers, [`PreparedDecode`] safely over cudarc's slices;
+//! [`Device::write_kv_cache`], [`Device::read_kv_cache`] and [`Device::convert_kv_cache`] launch device pointers, [`PreparedDecode`], [`PreparedCache`] and [`PreparedConversion`] safely over cudarc's slices;
 //! [`crate::plan`] decides how.
 #![allow(unsafe_code)]
 
 mod args;
 mod cache_args;
+mod cache_slices;
 mod caches;
+mod conversions;
 mod device;
 mod driver;
 mod launch;
 #[cfg(feature = "python")]
 mod memory;
 mod merge;
+mod slice_checks;
 mod slices;
 mod workspace;
 
+pub use cache_slices::{AppendSlices, PreparedCache, PreparedConversion, RotationSlices, RowNumberSlice};
 pub use caches::{
-    MoveOnDevice, ReadOnDevice, RotationOnDevice, RowNumbers, WriteOnDevice, move_launch, read_launch, record_module,
-    write_launches,
+    ReadOnDevice, RotationOnDevice, RowNumbers, WriteOnDevice, read_launch, record_module, write_launches,
 };
+pub use conversions::{ConvertOnDevice, conversion_kernel, convert_launch};
 pub use device::{Device, MODULES, device};
 pub use driver::{DeviceDescription, Driver, DriverVersion, probe};
 pub use launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Launch, Launches, OutType, decode_launches};

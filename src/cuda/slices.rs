@@ -1,10 +1,11 @@
 //! Decode over cudarc's slices: everything that the unsafe launch asks of its caller is checked here or held by borrows.
 
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, SyncOnDrop};
 use half::{bf16, f16};
 
 use super::device::Device;
 use super::launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, OutType};
+use super::slice_checks::{SliceChecks, require_aligned};
 use super::workspace::Workspace;
 use crate::layout::{ALIGNMENT, check_global_scale};
 use crate::plan::DecodePlan;
@@ -16,7 +17,7 @@ pub trait QueryElement: sealed::Sealed {}
 impl QueryElement for bf16 {}
 impl QueryElement for u16 {}
 
-/// Element types of an output: bf16 or its bits as u16, f16 and f32.
+/// Element types of an output and of latents: bf16 or its bits as u16, f16 and f32.
 pub trait OutElement: sealed::Sealed {
     /// The type as the kernels know it.
     const TYPE: OutType;
@@ -162,43 +163,42 @@ impl PreparedDecode {
         stream: &CudaStream,
         slices: &DecodeSlices<'_, Q, O>,
     ) -> Result<(), Error> {
-        if stream.context().cu_ctx() != self.device.context() {
-            return Err(Error::value("stream", self.place(), "one of another context"));
-        }
+        let checks = SliceChecks { device: self.device, stream };
+        checks.stream()?;
         if !slices.sm_scale.is_finite() {
             return Err(Error::value("sm_scale", "a finite FP32 number", slices.sm_scale));
         }
         check_global_scale(self.spec, slices.kv_global_scale)?;
         let DecodePlan { num_tokens, num_heads, d_v, .. } = self.plan;
-        self.check_slice("q", &slices.q, num_tokens * num_heads * self.spec.d_qk(), stream)?;
+        checks.slice("q", &slices.q, num_tokens * num_heads * self.spec.d_qk())?;
         self.check_candidates(
             ["kv_cache", "indices", "topk_length"],
             &slices.main,
             &self.main,
             self.request.topk,
-            stream,
+            checks,
         )?;
         match (&slices.extra, &self.extra) {
             (None, None) => {}
             (Some(extra), Some(layout)) => {
                 let names = ["extra_kv_cache", "extra_indices", "extra_topk_length"];
-                self.check_candidates(names, extra, layout, self.request.extra_topk, stream)?;
+                self.check_candidates(names, extra, layout, self.request.extra_topk, checks)?;
             }
             (Some(_), None) => return Err(Error::value("extra", "None, as in the request", "a secondary cache")),
             (None, Some(_)) => return Err(Error::value("extra", "given, as in the request", "None")),
         }
         if let Some(sink) = &slices.sink {
-            self.check_slice("attn_sink", sink, num_heads, stream)?;
+            checks.slice("attn_sink", sink, num_heads)?;
         }
-        self.check_slice("out", &slices.out, num_tokens * num_heads * d_v, stream)?;
+        checks.slice("out", &slices.out, num_tokens * num_heads * d_v)?;
         if let Some(lse) = &slices.lse {
-            self.check_slice("lse", lse, num_tokens * num_heads, stream)?;
+            checks.slice("lse", lse, num_tokens * num_heads)?;
         }
         let needed = self.plan.workspace_bytes();
         if slices.workspace.len() < needed {
             return Err(Error::value("workspace", format!("at least {needed} bytes"), slices.workspace.len()));
         }
-        self.check_slice("workspace", &slices.workspace, slices.workspace.len(), stream)
+        checks.slice("workspace", &slices.workspace, slices.workspace.len())
     }
 
     fn check_candidates(
@@ -207,39 +207,14 @@ impl PreparedDecode {
         candidates: &CandidateSlices<'_>,
         layout: &PageLayout,
         topk: i64,
-        stream: &CudaStream,
+        checks: SliceChecks<'_>,
     ) -> Result<(), Error> {
-        let (pages, bytes) = (candidates.pages, candidates.cache.len());
-        if layout.extent(pages).is_none_or(|extent| extent > bytes) {
-            let needed = layout.extent(pages).map_or("more than 2^64".into(), |extent| extent.to_string());
-            return Err(Error::value(cache, format!("at least {needed} bytes for {pages} pages"), bytes));
-        }
-        self.check_slice(cache, &candidates.cache, bytes, stream)?;
-        self.check_slice(indices, &candidates.indices, self.plan.num_tokens * topk as usize, stream)?;
+        checks.pages(cache, &candidates.cache, layout, candidates.pages)?;
+        checks.slice(indices, &candidates.indices, self.plan.num_tokens * topk as usize)?;
         match &candidates.lengths {
-            Some(slice) => self.check_slice(lengths, slice, self.plan.num_tokens, stream),
+            Some(slice) => checks.slice(lengths, slice, self.plan.num_tokens),
             None => Ok(()),
         }
-    }
-
-    fn check_slice<T>(
-        &self,
-        name: &str,
-        slice: &impl DeviceSlice<T>,
-        elements: usize,
-        stream: &CudaStream,
-    ) -> Result<(), Error> {
-        if slice.len() != elements {
-            return Err(Error::value(name, format!("{elements} elements long"), slice.len()));
-        }
-        if slice.stream().context().cu_ctx() != stream.context().cu_ctx() {
-            return Err(Error::value(name, self.place(), "memory of another context"));
-        }
-        Ok(())
-    }
-
-    fn place(&self) -> String {
-        format!("in the primary context of device {}", self.device.ordinal())
     }
 }
 
@@ -259,11 +234,4 @@ fn candidates<'a>(
         lengths: lengths.unwrap_or_default(),
     };
     (candidates, [Some(cache_read), Some(indices_read), lengths_read])
-}
-
-fn require_aligned(name: &str, address: u64, bytes: usize) -> Result<(), Error> {
-    if address.is_multiple_of(bytes as u64) {
-        return Ok(());
-    }
-    Err(Error::value(name, format!("{bytes}-byte aligned"), format!("address {address:#x}")))
 }

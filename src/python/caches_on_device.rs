@@ -1,4 +1,4 @@
-//! Pack, append, unpack and moves of caches on a CUDA device.
+//! Pack, append, unpack and conversions of caches on a CUDA device.
 #![allow(unsafe_code)]
 
 use pyo3::prelude::*;
@@ -10,8 +10,8 @@ use super::import::Importer;
 use super::on_device::{out_type, require_aligned};
 use super::output;
 use crate::cuda::{
-    CUstream, CacheOnDevice, Device, MoveOnDevice, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace,
-    WriteOnDevice, device, move_launch,
+    CUstream, CacheOnDevice, ConvertOnDevice, Device, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace,
+    WriteOnDevice, convert_launch, device,
 };
 use crate::{Error, FamilySpec, PageLayout};
 
@@ -115,10 +115,11 @@ pub(super) fn unpack<'py>(
     Ok(object)
 }
 
-/// Records under the same slot ids in a new cache.
-pub(super) fn move_records<'py>(
+/// Records under the same slot ids in a new cache, of this layout and these lines of the family table.
+pub(super) fn convert<'py>(
     cache: &Array<'py>,
-    [from, to]: [&'static FamilySpec; 2],
+    specs: [&'static FamilySpec; 2],
+    kv_global_scales: [f32; 2],
     layout: &PageLayout,
     num_slots: Option<u64>,
     ordinal: i32,
@@ -126,18 +127,18 @@ pub(super) fn move_records<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let device = open(ordinal)?;
     let stream = importer.stream() as CUstream;
-    let source = cache_of(cache, from)?;
-    let held = source.pages * source.layout.page_block_size();
+    let from = cache_of(cache, specs[0])?;
+    let held = from.pages * from.layout.page_block_size();
     let num_slots = num_slots.map_or(held, |count| usize::try_from(count).unwrap_or(usize::MAX));
     // More than there are is refused below, before a cache is made for them.
     let pages = num_slots.min(held).div_ceil(layout.page_block_size());
     let nowhere = CacheOnDevice { pointer: 0, pages, layout: *layout };
-    let moved = MoveOnDevice { specs: [from, to], from: source, to: nowhere, num_slots };
-    move_launch(&moved)?;
+    let convert = ConvertOnDevice { specs, from, to: nowhere, num_slots, kv_global_scales };
+    convert_launch(&convert)?;
     let (object, to) = new_cache(cache, layout, pages, importer)?;
     // SAFETY: the cache was checked for place, shape, strides and alignment, the new one is as large as its layout says; both
     // outlive their work in their library's stream order; the stream is that library's or the caller's.
-    unsafe { device.move_kv_cache(&MoveOnDevice { to, ..moved }, stream) }?;
+    unsafe { device.convert_kv_cache(&ConvertOnDevice { to, ..convert }, stream) }?;
     mark_written(&object, stream)?;
     Ok(object)
 }

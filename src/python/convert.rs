@@ -50,8 +50,11 @@ pub(super) fn convert_kv_cache<'py>(
     let return_error = return_error.named("return_error")?;
     let (converted, error) = match source.array.place() {
         Place::Cuda(ordinal) => {
-            Conversion::between(from, to)?.check_global_scales(source.kv_global_scale, scale)?;
-            (source.move_on_device(to, geometry, ordinal, &importer)?, 0.0)
+            if return_error && Conversion::between(from, to)? == Conversion::Lossy {
+                let accepted = "False for a lossy conversion on a GPU (compare `unpack_kv_cache` of both caches)";
+                return Err(Error::value("return_error", accepted, "True").into());
+            }
+            (source.convert_on_device(to, scale, geometry, ordinal, &importer)?, 0.0)
         }
         Place::Host => {
             refuse_gpu_argument("stream", stream)?;
@@ -89,7 +92,7 @@ pub(super) fn repage_kv_cache<'py>(
     let source = Source::new(cache, spec, Argument::Right(1.0), num_slots, &importer)?;
     let geometry = source.geometry_or(geometry(NAMES, [page_block_size, page_stride, row_stride])?);
     if let Place::Cuda(ordinal) = source.array.place() {
-        return source.move_on_device(spec, geometry, ordinal, &importer);
+        return source.convert_on_device(spec, source.kv_global_scale, geometry, ordinal, &importer);
     }
     refuse_gpu_argument("stream", stream)?;
     let (view, num_slots) = (source.view()?, source.num_slots);
@@ -134,15 +137,17 @@ impl<'py> Source<'py> {
         Geometry { page_block_size: asked.page_block_size.or(self.geometry.page_block_size), ..asked }
     }
 
-    fn move_on_device(
+    fn convert_on_device(
         &self,
         to: &'static FamilySpec,
+        kv_global_scale: f32,
         geometry: Geometry,
         ordinal: i32,
         importer: &Importer,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let layout = PageLayout::new(to, geometry, "")?;
-        caches_on_device::move_records(&self.array, [self.spec, to], &layout, self.num_slots, ordinal, importer)
+        let (layout, specs) = (PageLayout::new(to, geometry, "")?, [self.spec, to]);
+        let scales = [self.kv_global_scale, kv_global_scale];
+        caches_on_device::convert(&self.array, specs, scales, &layout, self.num_slots, ordinal, importer)
     }
 
     fn view(&self) -> Result<CacheView<'_>, Error> {

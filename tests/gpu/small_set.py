@@ -1,5 +1,5 @@
 """Small calls of every GPU kernel, for compute-sanitizer: each family, tile and split form, both caches, merges,
-writers and readers of caches."""
+writers, readers and conversions of caches."""
 
 import sys
 from pathlib import Path
@@ -41,6 +41,21 @@ def write_and_read(rng: np.random.Generator) -> None:
             sparse_mla.unpack_kv_cache(cache, **words)
 
 
+def convert(rng: np.random.Generator) -> None:
+    """Every conversion, into padded pages of another size, with slots left over."""
+    for old in oracle.ALL:
+        latent = torch.from_numpy(oracle.latents(rng, 100, old, np.float32)).cuda()
+        words = {"from_family": old.family, "from_format": old.fmt}
+        cache = sparse_mla.pack_kv_cache(latent, family=old.family, kv_cache_format=old.fmt, page_block_size=7)
+        for new in oracle.ALL:
+            if (old.dims, old.rope) != (new.dims, new.rope):
+                continue
+            row = new.bpt + 16 if new.inline else None
+            strides = {"page_block_size": 5, "row_stride": row, "page_stride": -(-5 * (row or new.bpt) // 16) * 16 + 32}
+            into = {"to_family": new.family, "to_format": new.fmt}
+            sparse_mla.convert_kv_cache(cache, **words, **into, **strides, num_slots=97)
+
+
 def main() -> None:
     backend = CudaBackend()
     rng = np.random.default_rng(0)
@@ -56,6 +71,7 @@ def main() -> None:
         out, lse = torch.randn(shape, device="cuda"), torch.randn(shape[:-1], device="cuda")
         sparse_mla.merge_states(out, lse, out, lse)
     write_and_read(rng)
+    convert(rng)
     torch.cuda.synchronize()
     print("small set done:", sparse_mla.show_config()["build_id"])
 

@@ -230,46 +230,6 @@ def test_mistakes_are_named_and_nothing_sticks(torch, rng):
     np.testing.assert_array_equal(cache.cpu().numpy(), want)
 
 
-def test_moves_of_the_cpu(torch, rng):
-    """repage and the exact conversions, dense and padded, on torch tensors; a lossy one is refused by name."""
-    exact = [("dsv3_2", "glm_nsa", "fp8")]
-    exact += [
-        (f"dsv4_1{a}", f"dsv4_1{b}", fmt) for a, b in (("", "_inline"), ("_inline", "")) for fmt in ("fp8", "fp4")
-    ]
-    exact += [(rec.family, rec.family, rec.fmt) for rec in oracle.ALL]
-    for family, other, fmt in exact:
-        rec, to = RECORDS[family, fmt], RECORDS[other, fmt]
-        cache = oracle.filled(rng, rec, 5 * 7, 7).view()
-        row = to.bpt + 32 if to.inline else None
-        for strides in (
-            {"page_block_size": 4},
-            {"page_block_size": 3, "row_stride": row, "page_stride": -(-(3 * (row or to.bpt) + 90) // 16) * 16},
-        ):
-            name = {"from_family": family, "to_family": other, "from_format": fmt, "to_format": fmt}
-            want = sparse_mla.convert_kv_cache(cache, **name, **strides, num_slots=33)
-            on_gpu = to_cuda(torch, np.ascontiguousarray(cache)).as_strided(
-                cache.shape, (cache.shape[1] * rec.bpt, rec.bpt, 1)
-            )
-            if cache.strides[0] != on_gpu.stride(0):  # odd pages of dsv4 and dots3_swa are padded
-                memory = torch.zeros(len(cache), cache.strides[0], dtype=torch.uint8, device="cuda")
-                memory[:, : cache.shape[1] * rec.bpt] = on_gpu.flatten(1)
-                on_gpu = memory.as_strided(cache.shape, cache.strides)
-            got, error = sparse_mla.convert_kv_cache(on_gpu, **name, **strides, num_slots=33, return_error=True)
-            assert error == 0
-            assert (tuple(got.shape), got.stride()) == (want.shape, want.strides)
-            whole = got.as_strided((len(want) * want.strides[0],), (1,))
-            raw = oracle.flat(want)
-            np.testing.assert_array_equal(whole.cpu().numpy()[: len(raw)], raw)
-            assert not whole[len(raw) :].any()
-    with pytest.raises(ValueError, match="`to_format` must be a format that keeps the codes"):
-        sparse_mla.convert_kv_cache(
-            torch.zeros(1, 64, 584, dtype=torch.uint8, device="cuda"),
-            from_family="dsv4",
-            to_family="dsv4",
-            to_format="nvfp4",
-        )
-
-
 def test_nothing_to_do(torch):
     for rec in oracle.ALL:
         none = torch.zeros(0, rec.d_qk, dtype=torch.bfloat16, device="cuda")

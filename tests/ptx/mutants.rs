@@ -269,7 +269,7 @@ const MUTANTS: &[Mutant] = &[
     ("cache_glm", "write", "a quotient is not corrected", Drop(Last("fma.rn.f32"))),
     ("cache_dots3_swa", "write", "scales of the group before", Drop(Last("shfl.sync.bfly"))),
     ("cache_dsv4_1", "read", "subnormal values are flushed", ReplaceEvery("mul.rn.f32", "mul.rn.ftz.f32")),
-    ("cache_fp4", "write", "a value is rounded the other way", Replace(Last("add.rn.f32"), "add.", "sub.")),
+    ("cache_fp4", "write", "a value is not rounded", Drop(Last("fma.rn.f32"))),
     ("cache_fp4", "write", "the scale has no floor", Replace(Nth("max.f32", 0), "max.f32", "min.f32")),
     ("cache_fp4", "read", "scales of the next group", Before(Nth("ld.global.u8", 0), 1, "add.s64 {new}, {old}, 1")),
     ("cache_glm_nvfp4", "write", "one value is not divided", Drop(Nth("div.rn.f32", 0))),
@@ -283,8 +283,55 @@ const MUTANTS: &[Mutant] = &[
         "codes from 16 bytes on",
         Before(Nth("ld.global.nc.v4", 0), 1, "add.s64 {new}, {old}, 16"),
     ),
-    ("move", "move_records", "scales 8 bytes late", Before(Nth("st.global.v2", 0), 0, "add.s64 {new}, {old}, 8")),
+    (
+        "move",
+        "move_records",
+        "scales 8 bytes late",
+        Before(Find::After("st.global.v4", "st.global.v2"), 0, "add.s64 {new}, {old}, 8"),
+    ),
     ("move", "move_records", "lanes are left behind", Drop(Last("st.global.v4"))),
+    ("move", "move_records", "the last codes are left behind", Drop(Nth("st.global.v4", 1))),
+    (
+        "convert_dsv4",
+        "dsv4_to_dsv4_nvfp4",
+        "codes of the next unit",
+        Before(Nth("ld.global.nc.v2", 0), 1, "add.s64 {new}, {old}, 8"),
+    ),
+    ("convert_dsv4", "dsv4_to_dsv4_nvfp4", "lanes are left behind", Drop(Nth("st.global.u32", 0))),
+    ("convert_dsv4", "dsv4_to_dsv4_nvfp4", "the pad is not zeroed", Drop(Last("st.global.u8"))),
+    ("convert_dsv4", "dsv4_nvfp4_to_dsv4", "largest of half a group", Drop(Nth("shfl.sync.bfly", 0))),
+    (
+        "convert_dsv4",
+        "dsv4_nvfp4_to_dsv4",
+        "scales of the next group",
+        Before(Nth("ld.global.nc.u8", 0), 1, "add.s64 {new}, {old}, 1"),
+    ),
+    ("convert_glm", "glm_to_dsv3_2", "smallest instead of largest", ReplaceEvery("max.u32", "min.u32")),
+    (
+        "convert_glm",
+        "glm_to_dsv3_2",
+        "lanes of the next pair",
+        Before(Last("ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 4"),
+    ),
+    ("convert_glm", "glm_to_glm_nvfp4", "one value is not divided", Drop(Nth("div.rn.f32", 0))),
+    (
+        "convert_glm",
+        "glm_nvfp4_to_glm",
+        "the new factor instead of the old",
+        Replace(Nth("ld.param.f32", 0), "+60]", "+64]"),
+    ),
+    ("convert_glm", "glm_nvfp4_to_dsv3_2", "left-over slots keep their bytes", Drop(Nth("st.global.v2.u32", 0))),
+    ("convert_dsv4_1", "glm_to_dsv4_1", "a scale is not stored", Drop(Last("st.global.u8"))),
+    ("convert_dsv4_1", "glm_to_fp4", "the scale has no floor", Replace(Nth("max.f32", 0), "max.f32", "min.f32")),
+    ("convert_dsv4_1", "dsv4_1_to_fp4", "half of the codes are not stored", Drop(Last("st.global.u32"))),
+    ("convert_dsv4_1", "dsv4_1_to_glm", "a quotient is not corrected", Drop(Last("fma.rn.f32"))),
+    ("convert_dsv4_1", "fp4_to_dsv4_1", "scales of the power below", ReplaceEvery("setp.ne.s32", "setp.eq.s32")),
+    (
+        "convert_dsv4_1",
+        "fp4_to_glm",
+        "codes of the next unit",
+        Before(Nth("ld.global.nc.u32", 1), 1, "add.s64 {new}, {old}, 4"),
+    ),
 ];
 
 /// Applies every fault, runs the cases of its kernel until one fails, and prints the table.
@@ -317,8 +364,10 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<Strin
     let mut modules: HashMap<_, _> = COMMITTED.clone();
     modules.insert(module, Arc::new(mutated));
     let survived = || "survived".to_owned();
-    if matches!(module.split('_').next(), Some("cache" | "claim" | "move")) {
-        return crate::test_caches::fault_of(&modules, module).ok_or_else(survived);
+    match crate::prefix(module) {
+        "cache" | "claim" => return crate::test_caches::fault_of(&modules, module).ok_or_else(survived),
+        "convert" | "move" => return crate::test_conversions::fault_of(&modules, module, entry).ok_or_else(survived),
+        _ => {}
     }
     for case in cases.iter().filter(|case| case.launches(module, entry)) {
         if let Err(why) = crate::run_case(&modules, case) {

@@ -225,10 +225,20 @@ assert moved.shape == (2, 64, 584)
 footers, words = sparse_mla.pack_kv_cache(latent, family="dsv4_1"), {"to_family": "dsv4_1_inline"}
 inline, error = sparse_mla.convert_kv_cache(footers, from_family="dsv4_1", **words, return_error=True)
 assert (inline.shape, error) == ((2, 64, 528), 0.0)
+lossy = {"from_family": "dsv4", "to_family": "dsv4", "to_format": "nvfp4"}
+nvfp4 = sparse_mla.convert_kv_cache(cache, **lossy, page_block_size=10, num_slots=95)
+assert (nvfp4.shape, nvfp4.dtype) == ((10, 10, 384), "uint8")
 for refused, call in {
     "`page_block_size` must be dense": lambda: sparse_mla.pack_kv_cache(latent, family="dsv4", page_block_size=3),
-    "`to_format` must be a format that keeps": lambda: sparse_mla.convert_kv_cache(
-        cache, from_family="dsv4", to_family="dsv4", to_format="nvfp4"
+    "`return_error` must be False for a lossy": lambda: sparse_mla.convert_kv_cache(
+        cache, **lossy, return_error=True
+    ),
+    "`to_kv_global_scale` must be 1.0": lambda: sparse_mla.convert_kv_cache(cache, **lossy, to_kv_global_scale=2.0),
+    "`from_kv_global_scale` must be 1.0": lambda: sparse_mla.convert_kv_cache(
+        cache, **lossy, from_kv_global_scale=2.0
+    ),
+    "`to_family` must be a family with 448": lambda: sparse_mla.convert_kv_cache(
+        cache, from_family="dsv4", to_family="dsv4_1"
     ),
     "`num_slots` must be at most 102": lambda: sparse_mla.repage_kv_cache(cache, family="dsv4", num_slots=103),
 }.items():
@@ -239,7 +249,7 @@ for refused, call in {
     else:
         raise AssertionError(refused)
 """)
-    assert [int(grid, 16) for grid, _ in of(notes, "launch")] == [13, 13, 16, 16, 16]
+    assert [int(grid, 16) for grid, _ in of(notes, "launch")] == [13, 13, 16, 16, 16, 13]
 
 
 def test_wrong_writes_launch_nothing(play):
