@@ -11,7 +11,7 @@ struct RecordShape {
 #define CACHE_KERNELS(...)                                                                                     \
   extern "C" __device__ const RecordShape record = {__VA_ARGS__::QUANTISED, __VA_ARGS__::GROUP,                \
                                                     __VA_ARGS__::CODE_BYTES, __VA_ARGS__::SCALE_BYTES};        \
-  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS) write(const __grid_constant__ WriteArgs args) { \
+  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS, 2) write(const __grid_constant__ WriteArgs args) { \
     write_cache<__VA_ARGS__>(args);                                                                            \
   }                                                                                                            \
   extern "C" __global__ void __launch_bounds__(32 * READ_SLOTS) read(const __grid_constant__ ReadArgs args) {  \

@@ -1,36 +1,44 @@
 // Which row a slot belongs to if several name it: the lowest, whatever order warps run in.
 //
 // Up to some thousands of rows every block reads the slots of all lower rows: quadratic, but these few bytes lie in the
-// cache, and the search needs no memory and no second launch. For more rows a kernel before the writer (claim_slots)
-// enters every row into a hash table of row indices, whose keys are the rows' slots: open addressing, each slot keeping
-// its lowest row. The host decides (src/cuda/caches.rs), and fills the table with ~0 before.
+// cache, they come while the latents do, and the search needs no memory and no second launch. A bit map of the block's own
+// slots sorts out nearly all of them; only what falls on a set bit is compared. For more rows a kernel before the writer
+// (claim_slots) enters every row into a hash table of row indices, whose keys are the rows' slots: open addressing, each
+// slot keeping its lowest row. The host decides (src/cuda/caches.rs), and fills the table with ~0 before.
 #pragma once
 #include "cache_args.cuh"
 
-constexpr int WRITE_ROWS = 8;  // of a block, one warp each
+constexpr int WRITE_ROWS = 16;  // most of a block, one warp each: the launch says how many
 constexpr u32 NO_ROW = ~0u;
+constexpr u32 NO_SLOT_BITS = ~0u;
 
-// The slots of COUNT rows `stride` apart, all loaded before the first is needed. A slot that does not exist becomes -1, as that
-// of a row at or past `rows` does.
-template <int COUNT>
-DEVICE void load_slots(i64 (&slots)[COUNT], const WriteArgs& args, u32 row, u32 stride, u32 rows) {
-  if (args.wide_slots) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-      slots[i] = row + i * stride < rows ? __ldg(static_cast<const i64*>(args.slots) + row + i * stride) : -1;
-  } else {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-      slots[i] = row + i * stride < rows ? __ldg(static_cast<const int*>(args.slots) + row + i * stride) : -1;
+// An int32 or int64 as it lies in memory: nothing waits for it before its value is asked for.
+struct RowNumber {
+  u32 low, high;
+
+  DEVICE void load(const void* numbers, bool wide, u32 row) {
+    if (wide) {
+      const uint2 both = __ldg(static_cast<const uint2*>(numbers) + row);
+      low = both.x, high = both.y;
+    } else {
+      low = __ldg(static_cast<const u32*>(numbers) + row);
+    }
   }
-#pragma unroll
-  for (i64& slot : slots) slot = static_cast<u64>(slot) < args.to.num_slots ? slot : -1;
+  DEVICE i64 value(bool wide) const {
+    return wide ? static_cast<i64>(static_cast<u64>(high) << 32 | low) : static_cast<i64>(static_cast<int>(low));
+  }
+};
+
+// A slot that does not exist becomes -1.
+DEVICE i64 existing(const WriteArgs& args, RowNumber slot) {
+  const i64 value = slot.value(args.wide_slots);
+  return static_cast<u64>(value) < args.to.num_slots ? value : -1;
 }
 
 DEVICE i64 slot_of(const WriteArgs& args, u32 row) {
-  i64 slot[1];
-  load_slots(slot, args, row, 0, args.num_rows);
-  return slot[0];
+  RowNumber slot;
+  slot.load(args.slots, args.wide_slots, row);
+  return existing(args, slot);
 }
 
 DEVICE u32 first_claim(const WriteArgs& args, i64 slot) {
@@ -59,40 +67,78 @@ DEVICE bool holds_claim(const WriteArgs& args, u32 row, i64 slot) {
   }
 }
 
-// Whether a lower row names the slot of the warp's row. All threads of the block call it, with their row's slot.
-DEVICE bool lower_row_has(const WriteArgs& args, i64 slot, u32 first_row, int warp, int lane) {
-  __shared__ i64 slots[WRITE_ROWS];
-  __shared__ u32 lost;
-  if (threadIdx.x == 0) lost = 0;
-  if (lane == 0) slots[warp] = slot;
-  __syncthreads();
-  u32 low[WRITE_ROWS];
+// The low words of the slots of ROWS adjacent rows from `first` on, as far as they lie before `end`, in a warp; loaded long
+// before they are needed.
+struct LowerSlots {
+  static constexpr int OF_LANE = 8, ROWS = 32 * OF_LANE;
+  u32 low[OF_LANE];
+
+  DEVICE void load(const WriteArgs& args, u32 first, u32 end, u32 lane) {
+    if (args.wide_slots) load_words<2>(args.slots, first + lane, end);
+    else load_words<1>(args.slots, first + lane, end);
+  }
+
+ private:
+  template <int WORDS>
+  DEVICE void load_words(const void* slots, u32 row, u32 end) {
+    const u32* from = static_cast<const u32*>(slots) + static_cast<u64>(row) * WORDS;
 #pragma unroll
-  for (int r = 0; r < WRITE_ROWS; r++) low[r] = static_cast<u32>(slots[r]);
-  u32 found = 0;
-  constexpr int AT_ONCE = 4, THREADS = 32 * WRITE_ROWS;
+    for (int i = 0; i < OF_LANE; i++) low[i] = row + i * 32 < end ? __ldg(from + i * 32 * WORDS) : NO_SLOT_BITS;
+  }
+};
+
+// What a block shares in its search: bits of its own slots, and which of its rows have lost.
+struct Filter {
+  static constexpr u32 BITS = 1 << 15;
+  uint4 quads[BITS / 128];
+  u32 lost;
+
+  DEVICE void clear() {
+    if (threadIdx.x == 0) lost = 0;
+    for (u32 at = threadIdx.x; at < BITS / 128; at += blockDim.x)
+      quads[at] = make_uint4(0, 0, 0, 0);
+  }
+  DEVICE void add(u32 slot) { atomicOr(reinterpret_cast<u32*>(quads) + slot % BITS / 32, 1u << slot % 32); }
+  DEVICE u32 has(u32 slot) const { return reinterpret_cast<const u32*>(quads)[slot % BITS / 32] >> slot % 32 & 1; }
+};
+
+// The block's rows (a bit each) whose slots are those of the rows from `first` on that fell on set bits (`hits`, a bit each of
+// the lane's rows). `slots`: of the block's rows, one a lane.
+DEVICE u32 rows_that_lose(const WriteArgs& args, i64 slots, u32 hits, u32 first, u32 end, u32 lane) {
+  u32 lost = 0;
 #pragma unroll 1
-  for (u32 lower = threadIdx.x; lower < first_row; lower += AT_ONCE * THREADS) {
-    i64 theirs[AT_ONCE];
-    load_slots(theirs, args, lower, THREADS, first_row);
-    bool may_match = false;
-#pragma unroll
-    for (int r = 0; r < WRITE_ROWS; r++) {
-#pragma unroll
-      for (i64 slot_of_lower : theirs) may_match |= static_cast<u32>(slot_of_lower) == low[r];
-    }
-    if (!may_match) continue;
+  for (int i = 0; i < LowerSlots::OF_LANE; i++) {
+    if (!__any_sync(~0u, hits >> i & 1)) continue;
+    const u32 lower = first + i * 32 + lane;
+    const i64 slot = lower < end ? slot_of(args, lower) : -1;
 #pragma unroll 1
-    for (int r = 0; r < WRITE_ROWS; r++) {
-      bool matches = false;
-#pragma unroll
-      for (i64 slot_of_lower : theirs) matches |= slot_of_lower == slots[r];
-      found |= static_cast<u32>(matches) << r;
+    for (u32 r = 0; r < blockDim.x / 32; r++) {
+      const i64 own = __shfl_sync(~0u, slots, r);
+      lost |= static_cast<u32>(__any_sync(~0u, slot >= 0 && slot == own)) << r;
     }
   }
-  const u32 row = threadIdx.x / WRITE_ROWS, lower = threadIdx.x % WRITE_ROWS;  // a pair of the block's own rows
-  if (row < WRITE_ROWS && lower < row) found |= static_cast<u32>(slots[lower] == slots[row]) << row;
-  if (found) atomicOr(&lost, found);
+  return lost;
+}
+
+// Whether a lower row names the slot of the warp's row. All threads of the block call it. `slots`: of the block's rows, one a
+// lane; `filter`: cleared, if there are lower rows; `lower`: loaded from the warp's first rows.
+DEVICE bool lower_row_has(const WriteArgs& args, i64 slots, Filter& filter, LowerSlots& lower, u32 first_row, u32 warp, u32 lane) {
+  const i64 slot = __shfl_sync(~0u, slots, warp);
+  const bool lost = __any_sync(~0u, lane < warp && slots == slot);
+  if (!first_row) return lost;
   __syncthreads();
-  return lost >> warp & 1;
+  if (lane == 0 && slot >= 0) filter.add(static_cast<u32>(slot));
+  __syncthreads();
+  u32 found = 0;
+#pragma unroll 1
+  for (u32 first = warp * LowerSlots::ROWS; first < first_row; first += LowerSlots::OF_LANE * blockDim.x) {
+    if (first != warp * LowerSlots::ROWS) lower.load(args, first, first_row, lane);
+    u32 hits = 0;
+#pragma unroll
+    for (int i = 0; i < LowerSlots::OF_LANE; i++) hits |= filter.has(lower.low[i]) << i;
+    if (__any_sync(~0u, hits)) found |= rows_that_lose(args, slots, hits, first, first_row, lane);
+  }
+  if (lane == 0 && found) atomicOr(&filter.lost, found);
+  __syncthreads();
+  return lost || filter.lost >> warp & 1;
 }

@@ -3,7 +3,7 @@
 // Contract: WriteArgs (cache_args.cuh). With slots the row goes to its slot, if that exists, its position exists and no lower
 // row names the slot; nothing else is touched. Without slots row r goes to slot r, slots without a row become zero, and
 // so does every byte between records.
-// Geometry: a row or slot per warp, WRITE_ROWS warps a block; grid = ceil(rows or slots / WRITE_ROWS).
+// Geometry: a row or slot per warp, up to WRITE_ROWS warps a block, as the launch says; grid = ceil(rows or slots / warps).
 #pragma once
 #include "claim.cuh"
 #include "latent.cuh"
@@ -15,67 +15,88 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
   else scales[group] = stored;
 }
 
-template <class R>
-DEVICE void store_record(const WriteArgs& args, Latent<R>& latent, const RecordPlace& place, int lane) {
-  constexpr int UNITS = Latent<R>::UNITS, LANES = R::GROUP / UNIT;  // lanes of a group
-  u32 amax[UNITS];
+// `source.values(v, first, lane)`: the values of the lane's units from `first` on; `rope_word`: its two RoPE lanes.
+template <class R, class Args, class Source>
+DEVICE void store_record(const Args& args, const Source& source, u32 rope_word, const RecordPlace& place, int lane) {
+  constexpr int UNITS = units_of_lane<R>(), LANES = R::GROUP / UNIT;  // lanes of a group
+  constexpr int AT_ONCE = UNITS > 2 ? 1 : UNITS;
+  if (rope_dims<R>(args)) reinterpret_cast<u32*>(place.data + args.to.rope_at)[lane] = rope_word;
 #pragma unroll
-  for (int i = 0; i < UNITS; i++) {
-    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(latent.v[i], largest_bits(latent.v[i]), args.global_scale);
-    amax[i] = largest_bits(latent.v[i]);
-  }
+  for (int first = 0; first < UNITS; first += AT_ONCE) {
+    float v[AT_ONCE][UNIT];
+    source.values(v, first, lane);
+    u32 amax[AT_ONCE];
 #pragma unroll
-  for (int step = LANES / 2; step; step >>= 1) {
-#pragma unroll
-    for (int i = 0; i < UNITS; i++) amax[i] = max(amax[i], __shfl_xor_sync(~0u, amax[i], step));
-  }
-#pragma unroll
-  for (int i = 0; i < UNITS; i++) {
-    if (!Latent<R>::has_unit(i, lane)) continue;
-    const int unit = i * 32 + lane;
-    u32 stored;
-    uint2 codes;
-    if (amax[i] < INFINITE) {
-      const Scale scale = scale_of<R>(amax[i]);
-      stored = scale.stored;
-      codes = codes_of<R>(latent.v[i], scale);
-    } else {
-      stored = non_finite_scale<R>();
-      codes = non_finite_codes<R>(latent.v[i], amax[i]);
+    for (int i = 0; i < AT_ONCE; i++) {
+      if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(v[i], largest_bits(v[i]), args.global_scale);
+      amax[i] = largest_bits(v[i]);
     }
-    if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
-    else reinterpret_cast<uint2*>(place.data)[unit] = codes;
-    if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
+#pragma unroll
+    for (int step = LANES / 2; step; step >>= 1) {
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) amax[i] = max(amax[i], __shfl_xor_sync(~0u, amax[i], step));
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      if (!has_unit<R>(first + i, lane)) continue;
+      const int unit = (first + i) * 32 + lane;
+      u32 stored;
+      uint2 codes;
+      if (amax[i] < INFINITE) {
+        const Scale scale = scale_of<R>(amax[i]);
+        stored = scale.stored;
+        codes = codes_of<R>(v[i], scale);
+      } else {
+        stored = non_finite_scale<R>();
+        codes = non_finite_codes<R>(v[i], amax[i]);
+      }
+      if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
+      else reinterpret_cast<uint2*>(place.data)[unit] = codes;
+      if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
+    }
   }
   if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
-  if (rope_dims<R>(args) && lane >= FIRST_ROPE_LANE)
-    reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
 }
 
 template <class R>
 DEVICE void write_cache(const WriteArgs& args) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const u32 first_row = blockIdx.x * WRITE_ROWS, row = first_row + warp;
-  const bool present = row < args.num_rows;
-  Latent<R> latent = {};
+  __shared__ Filter filter;
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rows = blockDim.x >> 5;
+  const u32 first_row = blockIdx.x * rows, row = first_row + warp;
+  const bool present = row < args.num_rows, rotates = R::ROPE && args.cos_sin;
+  // Everything whose address is known is on its way before anything is waited for.
+  const bool has_slot = args.slots && lane < rows && first_row + lane < args.num_rows;
+  RowNumber slot_number, position_number;
+  if (has_slot) slot_number.load(args.slots, args.wide_slots, first_row + lane);
+  if (rotates && present) position_number.load(args.positions, args.wide_positions, row);
+  Latent<R> latent;
   if (present) latent.load(args, row, lane);
-  i64 slot = -1;
-  if (!args.slots) slot = row < args.to.num_slots ? static_cast<i64>(row) : -1;
-  else if (present) slot = slot_of(args, row);
-  u64 position = 0;
-  if (R::ROPE && args.cos_sin && present) {
-    position = args.wide_positions ? __ldg(static_cast<const u64*>(args.positions) + row)
-                                   : static_cast<i64>(__ldg(static_cast<const int*>(args.positions) + row));
+  const bool searches = args.slots && !args.claims;
+  LowerSlots lower;
+  if (searches && first_row) {
+    if (warp * LowerSlots::ROWS < first_row) lower.load(args, warp * LowerSlots::ROWS, first_row, lane);
+    filter.clear();
   }
-  if (args.slots && !args.claims && lower_row_has(args, slot, first_row, warp, lane)) return;
+
+  const i64 slots = has_slot ? existing(args, slot_number) : -1;  // of the block's rows, one a lane
+  u64 position = ~0ull;
+  if (rotates && present) position = position_number.value(args.wide_positions);
+  const bool turns = position < args.max_position;
+  Turn turn;
+  if (turns) turn.load(args, position, lane);
+  if (searches && lower_row_has(args, slots, filter, lower, first_row, warp, lane)) return;
+  const i64 slot = args.slots                ? __shfl_sync(~0u, slots, warp)
+                   : row < args.to.num_slots ? static_cast<i64>(row)
+                                             : -1;
   if (slot < 0) return;
-  if (args.slots && args.claims && !holds_claim(args, row, slot)) return;
-  if (R::ROPE && args.cos_sin && present) {
-    if (position >= args.max_position) return;
-    latent.rotate(args, position, lane);
-  }
+  if (args.claims && !holds_claim(args, row, slot)) return;
   const RecordPlace place = RecordPlace::of(args.to, slot);
-  if (present) store_record(args, latent, place, lane);
-  else zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
+  if (present) {
+    if (rotates && !turns) return;
+    const u32 rope_word = turns ? latent.rotated_rope_word(turn, args.half_split, lane) : latent.rope_word();
+    store_record<R>(args, latent, rope_word, place, lane);
+  } else {
+    zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
+  }
   if (!args.slots) zero_gaps(args.to, place, args.row_gap, args.page_gap_at, lane);
 }

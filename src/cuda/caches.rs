@@ -10,10 +10,16 @@ use super::workspace::Workspace;
 use crate::support::explain_capability;
 use crate::{Conversion, Error, FamilySpec, RopePairs, ScaleRule};
 
-/// Warps of a block, one row or slot each: WRITE_ROWS and READ_SLOTS of the kernels.
-const ROWS_PER_BLOCK: usize = 8;
-/// Threads of a block of every kernel here.
-const THREADS: u32 = 256;
+/// Warps of a block that reads or moves, one slot each: READ_SLOTS of the kernels.
+const SLOTS_PER_BLOCK: usize = 8;
+/// Most warps of a block that writes, one row each: WRITE_ROWS of the kernels.
+const MOST_ROWS_PER_BLOCK: usize = 16;
+/// Blocks that few rows are spread over, about as many as a large GPU has multiprocessors: a row alone on one is there soonest.
+const SPREAD_BLOCKS: usize = 128;
+/// Threads of a block that claims, one row each: as in the kernel.
+const CLAIM_THREADS: usize = 256;
+/// Threads of a warp.
+const WARP: usize = 32;
 /// Most rows whose duplicates are found by searching the rows before: one launch, but quadratic.
 const MAX_SEARCHED_ROWS: usize = 8192;
 /// Most rows or slots of a launch.
@@ -251,10 +257,10 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         half_split: write.rotation.is_some_and(|rotation| rotation.pairs == RopePairs::HalfSplit).into(),
         global_scale: write.kv_global_scale,
     };
-    let claim = (needed > 0).then(|| {
-        launch(CLAIM_MODULE, CLAIM_ENTRIES[0], write.num_rows.div_ceil(THREADS as usize), Parameters::Write(args))
-    });
-    let writer = launch(module, "write", warps.div_ceil(ROWS_PER_BLOCK), Parameters::Write(args));
+    let claim = (needed > 0)
+        .then(|| launch(CLAIM_MODULE, CLAIM_ENTRIES[0], write.num_rows, CLAIM_THREADS, Parameters::Write(args)));
+    let per_block = warps.div_ceil(SPREAD_BLOCKS).next_power_of_two().min(MOST_ROWS_PER_BLOCK);
+    let writer = launch(module, "write", warps * WARP, per_block * WARP, Parameters::Write(args));
     Ok([claim.or(Some(writer)), claim.and(Some(writer))])
 }
 
@@ -274,8 +280,8 @@ pub fn read_launch(read: &ReadOnDevice) -> Result<Option<Launch>, Error> {
         rope_dims: read.spec.row.rope_dims as u32,
         global_scale: read.kv_global_scale,
     };
-    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
-    Ok((num_slots > 0).then(|| launch(module, "read", blocks, Parameters::Read(args))))
+    let read = || launch(module, "read", num_slots * WARP, SLOTS_PER_BLOCK * WARP, Parameters::Read(args));
+    Ok((num_slots > 0).then(read))
 }
 
 /// What [`Device::move_kv_cache`] enqueues. Asks no driver.
@@ -309,16 +315,24 @@ pub fn move_launch(moved: &MoveOnDevice) -> Result<Option<Launch>, Error> {
         rope_bytes: to.row.rope_bytes() as u32,
         reserved: 0,
     };
-    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
-    Ok((num_slots > 0).then(|| launch(MOVE_MODULE, MOVE_ENTRIES[0], blocks, Parameters::Move(args))))
+    let moves =
+        || launch(MOVE_MODULE, MOVE_ENTRIES[0], num_slots * WARP, SLOTS_PER_BLOCK * WARP, Parameters::Move(args));
+    Ok((num_slots > 0).then(moves))
 }
 
-fn launch(module: &'static str, entry: &'static str, blocks: usize, parameters: Parameters) -> Launch {
+/// As many blocks of `per_block` threads as it takes.
+fn launch(
+    module: &'static str,
+    entry: &'static str,
+    threads: usize,
+    per_block: usize,
+    parameters: Parameters,
+) -> Launch {
     Launch {
         module,
         entry,
-        grid: [blocks as u32, 1],
-        threads: THREADS,
+        grid: [threads.div_ceil(per_block) as u32, 1],
+        threads: per_block as u32,
         shared_bytes: 0,
         after_previous: false,
         parameters,

@@ -287,23 +287,38 @@ fn run_line(modules: &Modules, spec: &'static FamilySpec, schedule: Schedule) ->
             Append { slots: &narrow_slots, wide: false, rotation: Some((POSITIONS, RopePairs::Interleaved)), ..append };
         rotated.run::<f16>(modules, schedule).map_err(named("append interleaved"))?;
     }
-    // So many rows that a block searches in more than one round, with slots that are taken far below.
-    let mut random = Lcg(9);
-    let slots: Vec<i64> = (0..1100)
-        .map(|row| match row {
-            2 | 300 | 700 | 1032.. => random.below(9) as i64,
-            _ => -1 - row,
-        })
-        .collect();
-    Append { slots: &slots, page: 3, rotation: None, ..append }
-        .run::<bf16>(modules, schedule)
-        .map_err(named("append 1100"))?;
+    append_many(modules, spec, true, schedule).map_err(named("append 4400 int64"))?;
+    append_many(modules, spec, false, schedule).map_err(named("append 4400 int32"))?;
+    for (what, slot, position) in
+        [("fresh", [3], [2]), ("past the cache", [24], [2]), ("negative", [-1], [2]), ("past the table", [3], [6])]
+    {
+        let rotation = (spec.row.rope_dims > 0).then_some((&position[..], RopePairs::HalfSplit));
+        let one = Append { slots: &slot, wide: true, rotation, ..append };
+        one.run::<bf16>(modules, schedule).map_err(named(&format!("append 1, {what}")))?;
+    }
     read(modules, spec, 5, schedule).map_err(named("read"))?;
     let exact = |to: &&FamilySpec| Conversion::between(spec, to) == Ok(Conversion::Exact);
     for to in FAMILY_TABLE.iter().filter(exact) {
         move_records(modules, spec, to, schedule).map_err(named("move"))?;
     }
     Ok(())
+}
+
+/// So many rows that blocks have more than one and search in more than one round. The last rows name slots that one row far
+/// below has, slots that only they have, and one slot all; in between no slot exists, but some share low bits with these.
+fn append_many(modules: &Modules, spec: &'static FamilySpec, wide: bool, schedule: Schedule) -> Result<(), String> {
+    const ROWS: i64 = 4400;
+    let slots: Vec<i64> = (0..ROWS)
+        .map(|row| match (row / 181, row % 181) {
+            _ if row >= ROWS - 8 => 25,
+            _ if row >= ROWS - 40 => row * 7 % 27,
+            (slot @ 0..25, 2) => slot,
+            (low, 3) => (row << 16) + low,
+            (low, 4) if wide => (row << 32) + low,
+            _ => -1 - row,
+        })
+        .collect();
+    Append { spec, page: 9, slots: &slots, wide, rotation: None }.run::<bf16>(modules, schedule)
 }
 
 /// What every run of a module finds wrong, under the first schedule that does; none: nothing.
