@@ -48,13 +48,13 @@ struct Latent {
     }
   }
 
-  // Those of the units from `first` on.
-  template <int COUNT>
-  DEVICE void values(float (&v)[COUNT][UNIT], int first, int lane) const {
-    // One branch for all.
-    if (type == ELEMENT_BF16) unpack<ELEMENT_BF16>(v, first);
-    else if (type == ELEMENT_F16) unpack<ELEMENT_F16>(v, first);
-    else load_f32(v, first, lane);
+  // The values of unit `i` of the lane; called in order, once each.
+  DEVICE void take(float (&v)[UNIT], int i, int lane) {
+    if (type == ELEMENT_F32) load_f32(v, i, lane);
+    else if (type == ELEMENT_BF16) unpack<ELEMENT_BF16>(v);
+    else unpack<ELEMENT_F16>(v);
+#pragma unroll
+    for (int next = 1; next < UNITS; next++) units[next - 1] = units[next];
   }
 
   // The lane's RoPE lanes as two bf16.
@@ -94,28 +94,21 @@ struct Latent {
     return type == ELEMENT_BF16 ? half << 16 : f32_bits_of_f16(half);
   }
 
-  template <int TYPE, int COUNT>
-  DEVICE void unpack(float (&v)[COUNT][UNIT], int first) const {
+  template <int TYPE>
+  DEVICE void unpack(float (&v)[UNIT]) const {
+    const u32 words[UNIT / 2] = {units[0].x, units[0].y, units[0].z, units[0].w};
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      const u32 words[UNIT / 2] = {units[first + i].x, units[first + i].y, units[first + i].z, units[first + i].w};
-#pragma unroll
-      for (int e = 0; e < UNIT; e++) {
-        const u32 half = e & 1 ? words[e / 2] >> 16 : words[e / 2] & 0xffff;
-        v[i][e] = TYPE == ELEMENT_BF16 ? __uint_as_float(half << 16) : ptx::unpack_f16(half).x;
-      }
+    for (int e = 0; e < UNIT; e++) {
+      const u32 half = e & 1 ? words[e / 2] >> 16 : words[e / 2] & 0xffff;
+      v[e] = TYPE == ELEMENT_BF16 ? __uint_as_float(half << 16) : ptx::unpack_f16(half).x;
     }
   }
 
-  template <int COUNT>
-  DEVICE void load_f32(float (&v)[COUNT][UNIT], int first, int lane) const {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      const float4* unit = reinterpret_cast<const float4*>(from) + (first + i) * 64;
-      float4 low = {}, high = {};
-      if (has_unit<R>(first + i, lane)) low = __ldg(unit), high = __ldg(unit + 1);
-      v[i][0] = low.x, v[i][1] = low.y, v[i][2] = low.z, v[i][3] = low.w;
-      v[i][4] = high.x, v[i][5] = high.y, v[i][6] = high.z, v[i][7] = high.w;
-    }
+  DEVICE void load_f32(float (&v)[UNIT], int i, int lane) const {
+    const float4* unit = reinterpret_cast<const float4*>(from) + i * 64;
+    float4 low = {}, high = {};
+    if (has_unit<R>(i, lane)) low = __ldg(unit), high = __ldg(unit + 1);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
   }
 };

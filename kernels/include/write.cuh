@@ -15,47 +15,37 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
   else scales[group] = stored;
 }
 
-// `source.values(v, first, lane)`: the values of the lane's units from `first` on; `rope_word`: its two RoPE lanes.
+// `source.take(v, i, lane)`: the values of the lane's unit i; `rope_word`: its two RoPE lanes. A loop, because instructions that
+// a kernel has not executed yet come slowly.
 template <class R, class Args, class Source>
-DEVICE void store_record(const Args& args, const Source& source, u32 rope_word, const RecordPlace& place, int lane) {
-  constexpr int UNITS = units_of_lane<R>(), LANES = R::GROUP / UNIT;  // lanes of a group
-  constexpr int AT_ONCE = UNITS > 2 ? 1 : UNITS;
+DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const RecordPlace& place, int lane) {
+  constexpr int LANES = R::GROUP / UNIT;  // of a group
   if (rope_dims<R>(args)) reinterpret_cast<u32*>(place.data + args.to.rope_at)[lane] = rope_word;
-#pragma unroll
-  for (int first = 0; first < UNITS; first += AT_ONCE) {
-    float v[AT_ONCE][UNIT];
-    source.values(v, first, lane);
-    u32 amax[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(v[i], largest_bits(v[i]), args.global_scale);
-      amax[i] = largest_bits(v[i]);
-    }
-#pragma unroll
-    for (int step = LANES / 2; step; step >>= 1) {
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) amax[i] = max(amax[i], __shfl_xor_sync(~0u, amax[i], step));
-    }
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      if (!has_unit<R>(first + i, lane)) continue;
-      const int unit = (first + i) * 32 + lane;
-      u32 stored;
-      uint2 codes;
-      if (amax[i] < INFINITE) {
-        const Scale scale = scale_of<R>(amax[i]);
-        stored = scale.stored;
-        codes = codes_of<R>(v[i], scale);
-      } else {
-        stored = non_finite_scale<R>();
-        codes = non_finite_codes<R>(v[i], amax[i]);
-      }
-      if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
-      else reinterpret_cast<uint2*>(place.data)[unit] = codes;
-      if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
-    }
-  }
   if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
+#pragma unroll 1
+  for (int i = 0; i < units_of_lane<R>(); i++) {
+    float v[UNIT];
+    source.take(v, i, lane);
+    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(v, largest_bits(v), args.global_scale);
+    u32 amax = largest_bits(v);
+#pragma unroll
+    for (int step = LANES / 2; step; step >>= 1) amax = max(amax, __shfl_xor_sync(~0u, amax, step));
+    if (!has_unit<R>(i, lane)) continue;
+    const int unit = i * 32 + lane;
+    u32 stored;
+    uint2 codes;
+    if (amax < INFINITE) {
+      const Scale scale = scale_of<R>(amax);
+      stored = scale.stored;
+      codes = codes_of<R>(v, scale);
+    } else {
+      stored = non_finite_scale<R>();
+      codes = non_finite_codes<R>(v, amax);
+    }
+    if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
+    else reinterpret_cast<uint2*>(place.data)[unit] = codes;
+    if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
+  }
 }
 
 template <class R>

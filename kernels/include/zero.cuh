@@ -4,7 +4,9 @@
 
 // `bytes` and the address are multiples of 8.
 DEVICE void zero_bytes(u8* from, i64 bytes, int lane) {
-  for (i64 at = lane * 8; at < bytes; at += 32 * 8) *reinterpret_cast<uint2*>(from + at) = make_uint2(0, 0);
+#pragma unroll 1
+  for (i64 at = lane * 8; at < bytes; at += 32 * 8)
+    *reinterpret_cast<uint2*>(from + at) = make_uint2(0, 0);
 }
 
 // A slot without a record.
