@@ -261,14 +261,14 @@ const MUTANTS: &[Mutant] = &[
     (
         "cache_dsv4",
         "write",
-        "slots of the row after in the first round",
-        Before(Find::Before("st.shared.v4", "ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 4"),
+        "slots of rows further on in the first round",
+        Before(Find::Before("st.shared.v4", "ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 128"),
     ),
     (
         "cache_dsv4",
         "write",
-        "slots of the row after in a later round",
-        Before(Find::After("atom.shared.or", "ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 8"),
+        "slots of rows further on in a later round",
+        Before(Find::After("atom.shared.or", "ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 256"),
     ),
     ("cache_dsv4", "write", "what was found is lost", Drop(Last("atom.shared.or"))),
     ("cache_dsv4", "write", "slots that do not exist", ReplaceEvery("setp.lt.u64", "setp.ne.u64")),

@@ -287,6 +287,11 @@ fn run_line(modules: &Modules, spec: &'static FamilySpec, schedule: Schedule) ->
             Append { slots: &narrow_slots, wide: false, rotation: Some((POSITIONS, RopePairs::Interleaved)), ..append };
         rotated.run::<f16>(modules, schedule).map_err(named("append interleaved"))?;
     }
+    // Several rows a block, one a warp.
+    let slots: Vec<i64> = (0..400).map(|row| if row % 5 == 0 || row > 390 { row * 7 % 27 } else { -1 - row }).collect();
+    Append { slots: &slots, wide: true, page: 9, rotation: None, ..append }
+        .run::<f32>(modules, schedule)
+        .map_err(named("append 400"))?;
     append_many(modules, spec, true, schedule).map_err(named("append 4400 int64"))?;
     append_many(modules, spec, false, schedule).map_err(named("append 4400 int32"))?;
     for (what, slot, position) in
@@ -309,7 +314,7 @@ fn run_line(modules: &Modules, spec: &'static FamilySpec, schedule: Schedule) ->
 fn append_many(modules: &Modules, spec: &'static FamilySpec, wide: bool, schedule: Schedule) -> Result<(), String> {
     const ROWS: i64 = 4400;
     let slots: Vec<i64> = (0..ROWS)
-        .map(|row| match (row / 181, row % 181) {
+        .map(|row| match (row / 179, row % 179) {
             _ if row >= ROWS - 8 => 25,
             _ if row >= ROWS - 40 => row * 7 % 27,
             (slot @ 0..25, 2) => slot,
