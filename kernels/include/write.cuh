@@ -50,35 +50,29 @@ DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const 
 
 template <class R>
 DEVICE void write_cache(const WriteArgs& args) {
-  __shared__ Filter filter;
-  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rows = blockDim.x >> 5;
-  const u32 first_row = blockIdx.x * rows, row = first_row + warp;
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const u32 row = blockIdx.x * (blockDim.x >> 5) + warp;
   const bool present = row < args.num_rows, rotates = R::ROPE && args.cos_sin;
   // Everything whose address is known is on its way before anything is waited for.
-  const bool has_slot = args.slots && lane < rows && first_row + lane < args.num_rows;
   RowNumber slot_number, position_number;
-  if (has_slot) slot_number.load(args.slots, args.wide_slots, first_row + lane);
+  if (args.slots && present) slot_number.load(args.slots, args.wide_slots, row);
   if (rotates && present) position_number.load(args.positions, args.wide_positions, row);
   Latent<R> latent;
   if (present) latent.load(args, row, lane);
   const bool searches = args.slots && !args.claims;
   LowerSlots lower;
-  if (searches && first_row) {
-    if (warp * LowerSlots::ROWS < first_row) lower.load(args, warp * LowerSlots::ROWS, first_row, lane);
-    filter.clear();
-  }
+  if (searches) lower.load(args, present ? row : 0, lane);
 
-  const i64 slots = has_slot ? existing(args, slot_number) : -1;  // of the block's rows, one a lane
+  i64 slot = row < args.to.num_slots ? static_cast<i64>(row) : -1;
+  if (args.slots) slot = present ? existing(args, slot_number) : -1;
   u64 position = ~0ull;
   if (rotates && present) position = position_number.value(args.wide_positions);
   const bool turns = position < args.max_position;
   Turn turn;
   if (turns) turn.load(args, position, lane);
-  if (searches && lower_row_has(args, slots, filter, lower, first_row, warp, lane)) return;
-  const i64 slot = args.slots                ? __shfl_sync(~0u, slots, warp)
-                   : row < args.to.num_slots ? static_cast<i64>(row)
-                                             : -1;
+  if (args.claims) ptx::wait_for_previous_grid();  // even of a row that does not need it: no block ends before the claims do
   if (slot < 0) return;
+  if (searches && lower.has(args, slot_number, row, lane)) return;
   if (args.claims && !holds_claim(args, row, slot)) return;
   const RecordPlace place = RecordPlace::of(args.to, slot);
   if (present) {

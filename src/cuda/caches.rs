@@ -4,7 +4,6 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 use super::cache_args::{CacheArgs, MoveArgs, ReadArgs, WriteArgs, gaps};
 use super::device::Device;
-use super::driver::refused;
 use super::launch::{CacheOnDevice, Launch, OutType, Parameters, enqueue_each};
 use super::workspace::Workspace;
 use crate::support::explain_capability;
@@ -20,8 +19,10 @@ const SPREAD_BLOCKS: usize = 128;
 const CLAIM_THREADS: usize = 256;
 /// Threads of a warp.
 const WARP: usize = 32;
-/// Most rows whose duplicates are found by searching the rows before: one launch, but quadratic.
-const MAX_SEARCHED_ROWS: usize = 8192;
+/// Most rows of which a warp compares its slot with those of all lower ones: `LowerSlots` of the kernels.
+const MAX_SEARCHED_ROWS: usize = 256;
+/// Entries of the table of claims that a thread clears.
+const CLEARED_BY_THREAD: usize = 4;
 /// Most rows or slots of a launch.
 const MAX_ROWS: usize = i32::MAX as usize;
 
@@ -42,7 +43,7 @@ pub(super) const RECORD_ENTRIES: [&str; 2] = ["write", "read"];
 pub(super) const MOVE_MODULE: &str = "move";
 pub(super) const MOVE_ENTRIES: [&str; 1] = ["move_records"];
 pub(super) const CLAIM_MODULE: &str = "claim";
-pub(super) const CLAIM_ENTRIES: [&str; 1] = ["claim_slots"];
+pub(super) const CLAIM_ENTRIES: [&str; 2] = ["clear_claims", "claim_slots"];
 
 /// The module that writes and reads the records of a line of the family table.
 pub fn record_module(spec: &FamilySpec) -> Result<&'static str, Error> {
@@ -125,7 +126,7 @@ pub struct MoveOnDevice {
 }
 
 impl WriteOnDevice {
-    /// Bytes of workspace: none up to some thousands of rows.
+    /// Bytes of workspace: none up to some hundred rows.
     pub fn workspace_bytes(&self) -> usize {
         match self.slots {
             Some(_) if self.num_rows > MAX_SEARCHED_ROWS => 4 * (2 * self.num_rows).next_power_of_two(),
@@ -155,7 +156,7 @@ impl Device {
     ) -> Result<(), Error> {
         let launches = write_launches(write, workspace)?;
         // SAFETY: the caller vouches for the pointers in the launches.
-        unsafe { self.enqueue_all(launches, workspace.pointer, write.workspace_bytes(), stream) }
+        unsafe { self.enqueue_all(launches, stream) }
     }
 
     /// Enqueues on `stream` what [`crate::unpack_kv_cache`] computes. Allocates nothing and waits for nothing once the module
@@ -167,9 +168,9 @@ impl Device {
     /// # Safety
     /// As [`Device::write_kv_cache`], of `out`.
     pub unsafe fn read_kv_cache(&self, read: &ReadOnDevice, stream: CUstream) -> Result<(), Error> {
-        let launches = [read_launch(read)?, None];
+        let launches = [read_launch(read)?];
         // SAFETY: the caller vouches for the pointers in the launch.
-        unsafe { self.enqueue_all(launches, 0, 0, stream) }
+        unsafe { self.enqueue_all(launches, stream) }
     }
 
     /// Enqueues on `stream` what [`crate::repage_kv_cache`], or [`crate::convert_kv_cache`] where it is exact, does. Allocates
@@ -181,18 +182,16 @@ impl Device {
     /// # Safety
     /// As [`Device::write_kv_cache`], of both caches.
     pub unsafe fn move_kv_cache(&self, moved: &MoveOnDevice, stream: CUstream) -> Result<(), Error> {
-        let launches = [move_launch(moved)?, None];
+        let launches = [move_launch(moved)?];
         // SAFETY: the caller vouches for the pointers in the launch.
-        unsafe { self.enqueue_all(launches, 0, 0, stream) }
+        unsafe { self.enqueue_all(launches, stream) }
     }
 
     /// # Safety
-    /// The pointers in the launches must be valid for what their kernels do, and `claim_bytes` bytes at `claims`.
-    unsafe fn enqueue_all(
+    /// The pointers in the launches must be valid for what their kernels do.
+    unsafe fn enqueue_all<const N: usize>(
         &self,
-        mut launches: [Option<Launch>; 2],
-        claims: CUdeviceptr,
-        claim_bytes: usize,
+        mut launches: [Option<Launch>; N],
         stream: CUstream,
     ) -> Result<(), Error> {
         if launches.iter().flatten().next().is_none() {
@@ -205,23 +204,17 @@ impl Device {
         let _context = self.enter()?;
         // Every module is loaded before anything is enqueued.
         let functions = self.functions(&launches, stream)?;
-        if claim_bytes > 0 {
-            // SAFETY: the caller vouches for the memory.
-            unsafe { sys::cuMemsetD8Async(claims, 0xff, claim_bytes, stream) }
-                .result()
-                .map_err(refused("cuMemsetD8Async"))?;
-        }
         // SAFETY: the caller vouches for the pointers in the parameters.
         unsafe { enqueue_each(functions, &mut launches, stream) }
     }
 }
 
-/// What [`Device::write_kv_cache`] enqueues, in this order: for many rows the kernel that settles who wins a slot, after
-/// [`WriteOnDevice::workspace_bytes`] bytes of the workspace were set to 0xff; then the writer. Asks no driver.
+/// What [`Device::write_kv_cache`] enqueues, in this order: for more than some hundred rows the kernels that settle who wins a
+/// slot; then the writer. Each may start while the one before still runs. Asks no driver.
 ///
 /// # Errors
 /// [`Error::Value`] if the workspace is too small or there are too many rows.
-pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Option<Launch>; 2], Error> {
+pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Option<Launch>; 3], Error> {
     let module = record_module(write.spec)?;
     let layout = &write.cache.layout;
     let row = layout.row();
@@ -235,7 +228,7 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
     }
     if warps == 0 {
-        return Ok([None, None]);
+        return Ok([const { None }; 3]);
     }
     let (row_gap, page_gap_at) = gaps(layout);
     let args = WriteArgs {
@@ -257,11 +250,15 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         half_split: write.rotation.is_some_and(|rotation| rotation.pairs == RopePairs::HalfSplit).into(),
         global_scale: write.kv_global_scale,
     };
-    let claim = (needed > 0)
-        .then(|| launch(CLAIM_MODULE, CLAIM_ENTRIES[0], write.num_rows, CLAIM_THREADS, Parameters::Write(args)));
     let per_block = warps.div_ceil(SPREAD_BLOCKS).next_power_of_two().min(MOST_ROWS_PER_BLOCK);
     let writer = launch(module, "write", warps * WARP, per_block * WARP, Parameters::Write(args));
-    Ok([claim.or(Some(writer)), claim.and(Some(writer))])
+    if needed == 0 {
+        return Ok([None, None, Some(writer)]);
+    }
+    let claims = |entry, threads| launch(CLAIM_MODULE, entry, threads, CLAIM_THREADS, Parameters::Write(args));
+    let clear = claims(CLAIM_ENTRIES[0], needed / size_of::<u32>() / CLEARED_BY_THREAD);
+    let claim = Launch { after_previous: true, ..claims(CLAIM_ENTRIES[1], write.num_rows) };
+    Ok([Some(clear), Some(claim), Some(Launch { after_previous: true, ..writer })])
 }
 
 /// What [`Device::read_kv_cache`] enqueues. Asks no driver.

@@ -199,7 +199,7 @@ impl Append<'_> {
             kv_global_scale: scale,
         };
         let bytes = write.workspace_bytes();
-        let pointer_of_claims = place(&mut global, "claims", vec![0xff; bytes], Access::Scratch);
+        let pointer_of_claims = place(&mut global, "claims", vec![0x01; bytes], Access::Scratch);
         let launches = write_launches(&write, Workspace { pointer: pointer_of_claims, bytes });
         execute(modules, &launches.map_err(|error| error.to_string())?, &mut global, schedule)?;
         first_difference(&global.contents(pointer, want.len()).0, &want)
