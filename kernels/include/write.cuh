@@ -5,8 +5,8 @@
 // so does every byte between records.
 // Geometry: a row or slot per warp, up to WRITE_ROWS warps a block, as the launch says; grid = ceil(rows or slots / warps).
 #pragma once
-#include "claim.cuh"
 #include "latent.cuh"
+#include "winners.cuh"
 #include "zero.cuh"
 
 template <class R>
@@ -59,7 +59,7 @@ DEVICE void write_cache(const WriteArgs& args) {
   if (rotates && present) position_number.load(args.positions, args.wide_positions, row);
   Latent<R> latent;
   if (present) latent.load(args, row, lane);
-  const bool searches = args.slots && !args.claims;
+  const bool searches = args.slots && !args.winners;
   LowerSlots lower;
   if (searches) lower.load(args, present ? row : 0, lane);
 
@@ -70,10 +70,10 @@ DEVICE void write_cache(const WriteArgs& args) {
   const bool turns = position < args.max_position;
   Turn turn;
   if (turns) turn.load(args, position, lane);
-  if (args.claims) ptx::wait_for_previous_grid();  // even of a row that does not need it: no block ends before the claims do
+  if (args.winners) ptx::wait_for_previous_grid();  // even for a row without a slot: no block ends before the kernel before
   if (slot < 0) return;
   if (searches && lower.has(args, slot_number, row, lane)) return;
-  if (args.claims && !holds_claim(args, row, slot)) return;
+  if (args.winners && !wins(args, row)) return;
   const RecordPlace place = RecordPlace::of(args.to, slot);
   if (present) {
     if (rotates && !turns) return;

@@ -1,6 +1,8 @@
 //! Packed caches on a device: the launches that write and read them.
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use std::ops::RangeInclusive;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::cache_args::{CacheArgs, MoveArgs, ReadArgs, WriteArgs, gaps};
 use super::device::Device;
@@ -15,14 +17,15 @@ const SLOTS_PER_BLOCK: usize = 8;
 const MOST_ROWS_PER_BLOCK: usize = 16;
 /// Blocks that few rows are spread over, about as many as a large GPU has multiprocessors: a row alone on one is there soonest.
 const SPREAD_BLOCKS: usize = 128;
-/// Threads of a block that claims, one row each: as in the kernel.
-const CLAIM_THREADS: usize = 256;
 /// Threads of a warp.
 const WARP: usize = 32;
 /// Most rows of which a warp compares its slot with those of all lower ones: `LowerSlots` of the kernels.
 const MAX_SEARCHED_ROWS: usize = 256;
-/// Entries of the table of claims that a thread clears.
-const CLEARED_BY_THREAD: usize = 4;
+/// Blocks of the kernel that finds winners, each of which reads the slots below its own rows, and its threads.
+const WINNER_BLOCKS: usize = 128;
+const WINNER_THREADS: usize = 512;
+/// Fewest and most rows of such a block: SEGMENT of the kernel.
+const SEGMENT: RangeInclusive<usize> = 64..=1024;
 /// Most rows or slots of a launch.
 const MAX_ROWS: usize = i32::MAX as usize;
 
@@ -42,8 +45,8 @@ const RECORD_MODULES: &[(ScaleRule, usize, &str)] = &[
 pub(super) const RECORD_ENTRIES: [&str; 2] = ["write", "read"];
 pub(super) const MOVE_MODULE: &str = "move";
 pub(super) const MOVE_ENTRIES: [&str; 1] = ["move_records"];
-pub(super) const CLAIM_MODULE: &str = "claim";
-pub(super) const CLAIM_ENTRIES: [&str; 2] = ["clear_claims", "claim_slots"];
+pub(super) const WINNERS_MODULE: &str = "winners";
+pub(super) const WINNERS_ENTRIES: [&str; 1] = ["find_winners"];
 
 /// The module that writes and reads the records of a line of the family table.
 pub fn record_module(spec: &FamilySpec) -> Result<&'static str, Error> {
@@ -129,7 +132,9 @@ impl WriteOnDevice {
     /// Bytes of workspace: none up to some hundred rows.
     pub fn workspace_bytes(&self) -> usize {
         match self.slots {
-            Some(_) if self.num_rows > MAX_SEARCHED_ROWS => 4 * (2 * self.num_rows).next_power_of_two(),
+            Some(_) if self.num_rows > MAX_SEARCHED_ROWS => {
+                size_of::<u32>() * self.num_rows.div_ceil(u32::BITS as usize)
+            }
             _ => 0,
         }
     }
@@ -209,12 +214,12 @@ impl Device {
     }
 }
 
-/// What [`Device::write_kv_cache`] enqueues, in this order: for more than some hundred rows the kernels that settle who wins a
-/// slot; then the writer. Each may start while the one before still runs. Asks no driver.
+/// What [`Device::write_kv_cache`] enqueues, in this order: for more than some hundred rows the kernel that finds who wins a
+/// slot; then the writer, which may start while that still runs. Asks no driver.
 ///
 /// # Errors
 /// [`Error::Value`] if the workspace is too small or there are too many rows.
-pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Option<Launch>; 3], Error> {
+pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Option<Launch>; 2], Error> {
     let module = record_module(write.spec)?;
     let layout = &write.cache.layout;
     let row = layout.row();
@@ -228,21 +233,25 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         return Err(Error::value("workspace", format!("at least {needed} bytes"), workspace.bytes));
     }
     if warps == 0 {
-        return Ok([const { None }; 3]);
+        return Ok([None, None]);
     }
+    if needed > 0 && num_slots >= u32::MAX as usize {
+        return Err(Error::value("cache", format!("of fewer than {} slots for so many rows", u32::MAX), num_slots));
+    }
+    let segment = write.num_rows.div_ceil(WINNER_BLOCKS).next_multiple_of(WARP).clamp(*SEGMENT.start(), *SEGMENT.end());
     let (row_gap, page_gap_at) = gaps(layout);
     let args = WriteArgs {
         to: CacheArgs::of(&write.cache),
         latent: write.latent,
         slots: write.slots.map_or(0, |slots| slots.pointer),
-        claims: if needed > 0 { workspace.pointer } else { 0 },
+        winners: if needed > 0 { workspace.pointer } else { 0 },
         cos_sin: write.rotation.map_or(0, |rotation| rotation.cos_sin),
         positions: write.rotation.map_or(0, |rotation| rotation.positions.pointer),
         max_position: write.rotation.map_or(0, |rotation| rotation.max_position as u64),
         row_gap,
         page_gap_at,
         num_rows: write.num_rows as u32,
-        claim_mask: (needed / 4).saturating_sub(1) as u32,
+        segment: segment as u32,
         rope_dims: row.rope_dims as u32,
         latent_type: write.latent_type as i32,
         wide_slots: write.slots.is_some_and(|slots| slots.wide).into(),
@@ -253,12 +262,12 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
     let per_block = warps.div_ceil(SPREAD_BLOCKS).next_power_of_two().min(MOST_ROWS_PER_BLOCK);
     let writer = launch(module, "write", warps * WARP, per_block * WARP, Parameters::Write(args));
     if needed == 0 {
-        return Ok([None, None, Some(writer)]);
+        return Ok([None, Some(writer)]);
     }
-    let claims = |entry, threads| launch(CLAIM_MODULE, entry, threads, CLAIM_THREADS, Parameters::Write(args));
-    let clear = claims(CLAIM_ENTRIES[0], needed / size_of::<u32>() / CLEARED_BY_THREAD);
-    let claim = Launch { after_previous: true, ..claims(CLAIM_ENTRIES[1], write.num_rows) };
-    Ok([Some(clear), Some(claim), Some(Launch { after_previous: true, ..writer })])
+    let blocks = write.num_rows.div_ceil(segment);
+    let parameters = Parameters::Write(args);
+    let find = launch(WINNERS_MODULE, WINNERS_ENTRIES[0], blocks * WINNER_THREADS, WINNER_THREADS, parameters);
+    Ok([Some(find), Some(Launch { after_previous: true, ..writer })])
 }
 
 /// What [`Device::read_kv_cache`] enqueues. Asks no driver.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, MOVE_ENTRIES, MOVE_MODULE, RECORD_ENTRIES, record_module};
+use super::caches::{MOVE_ENTRIES, MOVE_MODULE, RECORD_ENTRIES, WINNERS_ENTRIES, WINNERS_MODULE, record_module};
 use super::driver::{describe, open, refused};
 use crate::plan::{DeviceFacts, KERNELS, Kernel};
 use crate::{Error, FamilySpec};
@@ -23,7 +23,7 @@ pub static MODULES: &[(&str, &str)] = &[
     ("cache_fp4", include_str!("../../kernels/ptx/cache_fp4.ptx")),
     ("cache_glm", include_str!("../../kernels/ptx/cache_glm.ptx")),
     ("cache_glm_nvfp4", include_str!("../../kernels/ptx/cache_glm_nvfp4.ptx")),
-    ("claim", include_str!("../../kernels/ptx/claim.ptx")),
+    ("winners", include_str!("../../kernels/ptx/winners.ptx")),
     ("dots3_swa", include_str!("../../kernels/ptx/dots3_swa.ptx")),
     ("dsv3_2", include_str!("../../kernels/ptx/dsv3_2.ptx")),
     ("dsv4", include_str!("../../kernels/ptx/dsv4.ptx")),
@@ -132,7 +132,7 @@ impl Device {
             self.function(record_module(spec)?, RECORD_ENTRIES[0], std::ptr::null_mut())?;
         }
         for (module, entry) in
-            [("merge", MERGE_ENTRIES[0]), (CLAIM_MODULE, CLAIM_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])]
+            [("merge", MERGE_ENTRIES[0]), (WINNERS_MODULE, WINNERS_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])]
         {
             self.function(module, entry, std::ptr::null_mut())?;
         }
@@ -251,7 +251,7 @@ fn load((name, ptx): (&'static str, &str)) -> Result<Functions, Error> {
     let decode: Vec<&Kernel> = KERNELS.iter().filter(|kernel| kernel.module == name).collect();
     let others: &[&'static str] = match name {
         "merge" => &MERGE_ENTRIES,
-        CLAIM_MODULE => &CLAIM_ENTRIES,
+        WINNERS_MODULE => &WINNERS_ENTRIES,
         MOVE_MODULE => &MOVE_ENTRIES,
         _ if decode.is_empty() => &RECORD_ENTRIES,
         _ => &[],

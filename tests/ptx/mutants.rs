@@ -244,33 +244,9 @@ const MUTANTS: &[Mutant] = &[
     ("cache_dsv4", "write", "lanes that are turned together do not meet", Drop(Nth("shfl.sync.bfly", 0))),
     ("cache_dsv4", "write", "largest of half a group", Drop(Nth("shfl.sync.bfly", 2))),
     ("cache_dsv4", "write", "scales of the power below", ReplaceEvery("setp.ne.s32", "setp.eq.s32")),
-    ("cache_dsv4", "write", "bits are set before the map is clear", Drop(Nth("bar.sync", 0))),
-    ("cache_dsv4", "write", "the search begins before the bits are set", Drop(Nth("bar.sync", 1))),
-    ("cache_dsv4", "write", "the search ends before all have found", Drop(Nth("bar.sync", 2))),
-    ("cache_dsv4", "write", "the map is not cleared", Drop(Nth("st.shared.v4", 0))),
-    ("cache_dsv4", "write", "bits are not set", Drop(Nth("atom.shared.or", 0))),
-    ("cache_dsv4", "write", "bits of the slot before", Before(Nth("atom.shared.or", 0), 2, "shr.b32 {new}, {old}, 1")),
-    ("cache_dsv4", "write", "rows of one block may share a slot", Replace(Nth("vote.sync.any", 0), ".any", ".all")),
-    ("cache_dsv4", "write", "what falls on a set bit is not found", Replace(Nth("vote.sync.any", 1), ".any", ".all")),
-    (
-        "cache_dsv4",
-        "write",
-        "all that falls on a set bit loses",
-        Replace(Find::After("atom.shared.or", "setp.eq.s64"), ".eq", ".le"),
-    ),
-    (
-        "cache_dsv4",
-        "write",
-        "slots of rows further on in the first round",
-        Before(Find::Before("st.shared.v4", "ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 128"),
-    ),
-    (
-        "cache_dsv4",
-        "write",
-        "slots of rows further on in a later round",
-        Before(Find::After("atom.shared.or", "ld.global.nc.u32"), 1, "add.s64 {new}, {old}, 256"),
-    ),
-    ("cache_dsv4", "write", "what was found is lost", Drop(Last("atom.shared.or"))),
+    ("cache_dsv4", "write", "a lower row is not found", Replace(Nth("vote.sync.any", 0), ".any", ".all")),
+    ("cache_dsv4", "write", "slots of the next rows", Before(Nth("ld.global.nc.v2", 1), 1, "add.s64 {new}, {old}, 8")),
+    ("cache_dsv4", "write", "does not wait for the winners", DropEvery(&["griddepcontrol.wait"])),
     ("cache_dsv4", "write", "slots that do not exist", ReplaceEvery("setp.lt.u64", "setp.ne.u64")),
     ("cache_dsv4", "write", "the rotation turns back", ReplaceEvery("sub.rn.f32", "add.rn.f32")),
     ("cache_dsv4", "write", "codes 8 bytes late", Before(Nth("st.global.v2.u32", 0), 0, "add.s64 {new}, {old}, 8")),
@@ -286,8 +262,17 @@ const MUTANTS: &[Mutant] = &[
     ("cache_glm_nvfp4", "write", "one value is not divided", Drop(Nth("div.rn.f32", 0))),
     ("cache_glm_nvfp4", "read", "one value without its factor", Drop(Last("mul.rn.f32"))),
     ("cache_dsv4_nvfp4", "read", "the last values are not stored", Drop(Last("st.global.v4"))),
-    ("claim", "claim_slots", "the highest row wins", Replace(Nth("atom.global.min", 0), ".min.", ".max.")),
-    ("claim", "claim_slots", "a lower row does not win", Drop(Nth("atom.global.min", 0))),
+    ("winners", "find_winners", "the highest row wins", Replace(Nth("atom.shared.min", 0), ".min.", ".max.")),
+    ("winners", "find_winners", "a lower row of another block does not win", Drop(Nth("atom.shared.min", 2))),
+    ("winners", "find_winners", "slots are entered before the table is clear", Drop(Nth("bar.sync", 0))),
+    ("winners", "find_winners", "slots are looked up before all are there", Drop(Nth("bar.sync", 1))),
+    ("winners", "find_winners", "winners are told before all are known", Drop(Nth("bar.sync", 2))),
+    (
+        "winners",
+        "find_winners",
+        "a word of winners is left out",
+        Before(Last("st.global"), 0, "add.s64 {new}, {old}, 4"),
+    ),
     (
         "move",
         "move_records",
@@ -328,7 +313,7 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<Strin
     let mut modules: HashMap<_, _> = COMMITTED.clone();
     modules.insert(module, Arc::new(mutated));
     let survived = || "survived".to_owned();
-    if matches!(module.split('_').next(), Some("cache" | "claim" | "move")) {
+    if matches!(module.split('_').next(), Some("cache" | "winners" | "move")) {
         return crate::test_caches::fault_of(&modules, module).ok_or_else(survived);
     }
     for case in cases.iter().filter(|case| case.launches(module, entry)) {
