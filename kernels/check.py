@@ -33,6 +33,7 @@ class Assembled:
     """What ptxas says of an entry point."""
 
     entry: str
+    threads: int
     registers: int
     spilled_bytes: int
     static_shared_bytes: int
@@ -48,10 +49,11 @@ def assemble(path: Path, target: str) -> list[Assembled]:
             sys.exit(f"{path.name} for {target}: {done.stderr}")
         if calls := re.findall(rb"__cuda_syscall_\w+", cubin.read_bytes()):
             sys.exit(f"{path.name} for {target}: hidden driver call {calls[0].decode()}")
+    threads = dict(re.findall(r"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)", path.read_text()))
     found: list[Assembled] = []
     for line in done.stderr.splitlines():
         if entry := re.search(r"Compiling entry function '(\w+)'", line):
-            found.append(Assembled(entry[1], 0, 0, 0))
+            found.append(Assembled(entry[1], int(threads[entry[1]]), 0, 0, 0))
         elif spills := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
             found[-1].spilled_bytes = sum(map(int, spills.groups()))
         elif used := re.search(r"Used (\d+) registers", line):
@@ -89,7 +91,7 @@ def table() -> tuple[str, list[str]]:
     for path in sorted((build.KERNELS / "ptx").glob("*.ptx")):
         by_target = {target: {one.entry: one for one in assemble(path, target)} for target in TARGETS}
         for entry in sorted(by_target["sm_90"]):
-            fact = facts.get((path.stem, entry), {"heads": 0, "threads": 256, "shared": 0})
+            fact = facts.get((path.stem, entry), {"heads": 0, "shared": 0})
             for target in TARGETS:
                 one = by_target[target][entry]
                 shared = one.static_shared_bytes + fact["shared"]
@@ -99,13 +101,14 @@ def table() -> tuple[str, list[str]]:
                     wrong.append(
                         f"{path.stem} {entry} needs {shared} bytes of shared memory, {BLOCK_SHARED_BYTES} exist"
                     )
-                if one.registers * fact["threads"] > REGISTERS_PER_SM:
-                    wrong.append(f"{path.stem} {entry} for {target} needs {one.registers * fact['threads']} registers")
+                if one.registers * one.threads > REGISTERS_PER_SM:
+                    wrong.append(f"{path.stem} {entry} for {target} needs {one.registers * one.threads} registers")
             used = " | ".join(str(by_target[target][entry].registers) for target in TARGETS)
             shared = by_target["sm_90"][entry].static_shared_bytes + fact["shared"]
             heads = fact["heads"] or "-"
             size = path.stat().st_size
-            lines.append(f"| {path.stem} | {size} | {entry} | {heads} | {fact['threads']} | {shared} | {used} |")
+            threads = by_target["sm_90"][entry].threads
+            lines.append(f"| {path.stem} | {size} | {entry} | {heads} | {threads} | {shared} | {used} |")
     return "\n".join(lines) + "\n", wrong
 
 

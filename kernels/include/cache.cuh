@@ -10,7 +10,7 @@ struct RecordShape {
 
 #define CACHE_KERNELS(R)                                                                                             \
   extern "C" __device__ const RecordShape record = {R::QUANTISED, R::GROUP, R::CODE_BYTES, R::SCALE_BYTES};         \
-  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS) write(const __grid_constant__ WriteArgs args) {     \
+  extern "C" __global__ void __launch_bounds__(32 * WRITE_ROWS, 2) write(const __grid_constant__ WriteArgs args) {  \
     write_cache<R>(args);                                                                                           \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(32 * READ_SLOTS) read(const __grid_constant__ ReadArgs args) {       \

@@ -19,14 +19,14 @@ struct WriteArgs {
   CacheArgs to;
   const void* latent;     // [num_rows, d_qk], contiguous, 16-byte aligned
   const void* slots;      // [num_rows]; or null: row r goes to slot r, and every byte between records becomes zero
-  u32* claims;            // table of claim_mask + 1 row indices, or null: lower rows are searched for duplicates
+  u32* winners;           // a bit of every row that goes to its slot; or null: warps compare slots with those of lower rows
   const float* cos_sin;   // [max_position, rope_dims], cosines then sines, 16-byte aligned; or null: no rotation
   const void* positions;  // [num_rows], if there is a rotation
   u64 max_position;
   i64 row_gap;            // bytes between the end of an inline record and the next row
   i64 page_gap_at;        // from the start of a page to the end of its last row
   u32 num_rows;
-  u32 claim_mask;
+  u32 segment;            // rows of a block of find_winners
   u32 rope_dims;          // 64 or 0
   int latent_type;        // ElementType
   int wide_slots;         // 1: int64, 0: int32

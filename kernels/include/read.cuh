@@ -18,11 +18,11 @@ template <class R>
 DEVICE float4 values_of(u32 codes, float scale, float global_scale) {
   float v[4];
   if constexpr (R::FP4) {
-    // As f16 times 2^-14, two codes to a half; the product with the scale is exact.
-    const u32 halves = __byte_perm(codes, 0, 0x4140);
-    const float2 even = ptx::unpack_f16(e2m1_pair(halves, 0)), odd = ptx::unpack_f16(e2m1_pair(halves, 1));
+    u32 pairs[4];  // of four codes the first two; the product with the scale is exact
+    e2m1_to_f16(codes, pairs);
+    const float2 even = ptx::unpack_f16(pairs[0]), odd = ptx::unpack_f16(pairs[1]);
     v[0] = even.x, v[1] = odd.x, v[2] = even.y, v[3] = odd.y;
-    scale = __fmul_rn(scale, 1 << 14);
+    scale = __fmul_rn(scale, E2M1_UNIT);
   } else {
     u32 low, high;
     ptx::e4m3_to_f16(codes, low, high);

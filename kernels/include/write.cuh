@@ -3,10 +3,10 @@
 // Contract: WriteArgs (cache_args.cuh). With slots the row goes to its slot, if that exists, its position exists and no lower
 // row names the slot; nothing else is touched. Without slots row r goes to slot r, slots without a row become zero, and
 // so does every byte between records.
-// Geometry: a row or slot per warp, WRITE_ROWS warps a block; grid = ceil(rows or slots / WRITE_ROWS).
+// Geometry: a row or slot per warp, up to WRITE_ROWS warps a block, as the launch says; grid = ceil(rows or slots / warps).
 #pragma once
-#include "claim.cuh"
 #include "latent.cuh"
+#include "winners.cuh"
 #include "zero.cuh"
 
 template <class R>
@@ -15,79 +15,70 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
   else scales[group] = stored;
 }
 
-// Codes and scales. `source.take(args, v, i, lane)` gives the values of the lane's unit i, asked for in turn and once.
+// `source.take(args, v, i, lane)`: the values of the lane's unit i; `rope_word`: its two RoPE lanes. A loop, because instructions that
+// a kernel has not executed yet come slowly.
 template <class R, class Args, class Source>
-DEVICE void store_values(const Args& args, Source& source, const RecordPlace& place, int lane) {
-  constexpr int UNITS = units_of_lane<R>(), LANES = R::GROUP / UNIT;  // lanes of a group
-  float v[UNITS][UNIT];
+DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const RecordPlace& place, int lane) {
+  constexpr int LANES = R::GROUP / UNIT;  // of a group
+  if (rope_dims<R>(args)) reinterpret_cast<u32*>(place.data + args.to.rope_at)[lane] = rope_word;
+  if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
+#pragma unroll 1
+  for (int i = 0; i < units_of_lane<R>(); i++) {
+    float v[UNIT];
+    source.take(args, v, i, lane);
+    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(v, largest_bits(v), args.global_scale);
+    u32 amax = largest_bits(v);
 #pragma unroll
-  for (int i = 0; i < UNITS; i++) source.take(args, v[i], i, lane);
-  u32 amax[UNITS];
-#pragma unroll
-  for (int i = 0; i < UNITS; i++) {
-    if (R::RULE == NVFP4_GLOBAL && args.global_scale != 1.f) divide_by_global(v[i], largest_bits(v[i]), args.global_scale);
-    amax[i] = largest_bits(v[i]);
-  }
-#pragma unroll
-  for (int step = LANES / 2; step; step >>= 1) {
-#pragma unroll
-    for (int i = 0; i < UNITS; i++) amax[i] = max(amax[i], __shfl_xor_sync(~0u, amax[i], step));
-  }
-#pragma unroll
-  for (int i = 0; i < UNITS; i++) {
+    for (int step = LANES / 2; step; step >>= 1) amax = max(amax, __shfl_xor_sync(~0u, amax, step));
     if (!has_unit<R>(i, lane)) continue;
     const int unit = i * 32 + lane;
     u32 stored;
     uint2 codes;
-    if (amax[i] < INFINITE) {
-      const Scale scale = scale_of<R>(amax[i]);
+    if (amax < INFINITE) {
+      const Scale scale = scale_of<R>(amax);
       stored = scale.stored;
-      codes = codes_of<R>(v[i], scale);
+      codes = codes_of<R>(v, scale);
     } else {
       stored = non_finite_scale<R>();
-      codes = non_finite_codes<R>(v[i], amax[i]);
+      codes = non_finite_codes<R>(v, amax);
     }
     if (R::FP4) reinterpret_cast<u32*>(place.data)[unit] = codes.x;
     else reinterpret_cast<uint2*>(place.data)[unit] = codes;
     if (lane % LANES == 0) store_scale<R>(place.scales, unit / LANES, stored);
   }
-  if (R::PAD && lane < R::PAD) place.scales[R::SCALES * R::SCALE + lane] = 0;
-}
-
-// A whole record; `rope_word`: RoPE lanes 2 lane and 2 lane + 1.
-template <class R, class Args, class Source>
-DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const RecordPlace& place, int lane) {
-  if (rope_dims<R>(args)) reinterpret_cast<u32*>(place.data + args.to.rope_at)[lane] = rope_word;
-  store_values<R>(args, source, place, lane);
 }
 
 template <class R>
 DEVICE void write_cache(const WriteArgs& args) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const u32 first_row = blockIdx.x * WRITE_ROWS, row = first_row + warp;
-  const bool present = row < args.num_rows;
-  Latent<R> latent = {};
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const u32 row = blockIdx.x * (blockDim.x >> 5) + warp;
+  const bool present = row < args.num_rows, rotates = R::ROPE && args.cos_sin;
+  // Everything whose address is known is on its way before anything is waited for.
+  RowNumber slot_number, position_number;
+  if (args.slots && present) slot_number.load(args.slots, args.wide_slots, row);
+  if (rotates && present) position_number.load(args.positions, args.wide_positions, row);
+  Latent<R> latent;
   if (present) latent.load(args, row, lane);
-  i64 slot = -1;
-  if (!args.slots) slot = row < args.to.num_slots ? static_cast<i64>(row) : -1;
-  else if (present) slot = slot_of(args, row);
-  u64 position = 0;
-  if (R::ROPE && args.cos_sin && present) {
-    position = args.wide_positions ? __ldg(static_cast<const u64*>(args.positions) + row)
-                                   : static_cast<i64>(__ldg(static_cast<const int*>(args.positions) + row));
-  }
-  if (args.slots && !args.claims && lower_row_has(args, slot, first_row, warp, lane)) return;
+  const bool searches = args.slots && !args.winners;
+  LowerSlots lower;
+  if (searches) lower.load(args, present ? row : 0, lane);
+
+  i64 slot = row < args.to.num_slots ? static_cast<i64>(row) : -1;
+  if (args.slots) slot = present ? existing(args, slot_number) : -1;
+  u64 position = ~0ull;
+  if (rotates && present) position = position_number.value(args.wide_positions);
+  const bool turns = position < args.max_position;
+  Turn turn;
+  if (turns) turn.load(args, position, lane);
+  if (args.winners) ptx::wait_for_previous_grid();  // even for a row without a slot: no block ends before the kernel before
   if (slot < 0) return;
-  if (args.slots && args.claims && !holds_claim(args, row, slot)) return;
-  if (R::ROPE && args.cos_sin && present) {
-    if (position >= args.max_position) return;
-    latent.rotate(args, position, lane);
-  }
+  if (searches && lower.have(args, slot_number, row, lane)) return;
+  if (args.winners && !wins(args, row)) return;
   const RecordPlace place = RecordPlace::of(args.to, slot);
   if (present) {
-    store_values<R>(args, latent, place, lane);
-    if (rope_dims<R>(args) && lane >= FIRST_ROPE_LANE)
-      reinterpret_cast<uint4*>(place.data + args.to.rope_at)[lane - FIRST_ROPE_LANE] = latent.rope_words();
+    if (rotates && !turns) return;
+    const u32 rope_word = turns ? latent.rotated_rope_word(turn, args.half_split, lane) : latent.rope_word();
+    store_record<R>(args, latent, rope_word, place, lane);
   } else {
     zero_record(args.to, place, R::CODE_BYTES, R::SCALE_BYTES, rope_dims<R>(args) * 2, lane);
   }

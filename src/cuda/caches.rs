@@ -1,21 +1,31 @@
 //! Packed caches on a device: the launches that write and read them.
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use std::ops::RangeInclusive;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::cache_args::{CacheArgs, ReadArgs, WriteArgs, gaps};
 use super::device::Device;
-use super::driver::refused;
 use super::launch::{CacheOnDevice, Launch, OutType, Parameters, enqueue_each};
 use super::workspace::Workspace;
 use crate::support::explain_capability;
 use crate::{Error, FamilySpec, RopePairs, ScaleRule};
 
-/// Warps of a block, one row or slot each: WRITE_ROWS, READ_SLOTS and MOVE_SLOTS of the kernels.
-pub(super) const ROWS_PER_BLOCK: usize = 8;
-/// Threads of a block of every kernel here.
-const THREADS: u32 = 256;
-/// Most rows whose duplicates are found by searching the rows before: one launch, but quadratic.
-const MAX_SEARCHED_ROWS: usize = 8192;
+/// Warps of a block that reads, moves or converts, one slot each: READ_SLOTS and MOVE_SLOTS of the kernels.
+pub(super) const SLOTS_PER_BLOCK: usize = 8;
+/// Most warps of a block that writes, one row each: WRITE_ROWS of the kernels.
+const MOST_ROWS_PER_BLOCK: usize = 16;
+/// Blocks that few rows are spread over, about as many as a large GPU has multiprocessors: a row alone on one is there soonest.
+const SPREAD_BLOCKS: usize = 128;
+/// Threads of a warp.
+pub(super) const WARP: usize = 32;
+/// Most rows of which a warp compares its slot with those of all lower ones: one launch, but quadratic.
+const MAX_SEARCHED_ROWS: usize = 1024;
+/// Blocks of the kernel that finds winners, each of which reads the slots below its own rows, and its threads.
+const WINNER_BLOCKS: usize = 128;
+const WINNER_THREADS: usize = 512;
+/// Fewest and most rows of such a block: SEGMENT of the kernel.
+const SEGMENT: RangeInclusive<usize> = 64..=1024;
 /// Most rows or slots of a launch.
 pub(super) const MAX_ROWS: usize = i32::MAX as usize;
 
@@ -33,8 +43,8 @@ const RECORD_MODULES: &[(ScaleRule, usize, &str)] = &[
 
 /// Entry points of such a module, and of the module for many rows.
 pub(super) const RECORD_ENTRIES: [&str; 2] = ["write", "read"];
-pub(super) const CLAIM_MODULE: &str = "claim";
-pub(super) const CLAIM_ENTRIES: [&str; 1] = ["claim_slots"];
+pub(super) const WINNERS_MODULE: &str = "winners";
+pub(super) const WINNERS_ENTRIES: [&str; 1] = ["find_winners"];
 
 /// The module that writes and reads the records of a line of the family table.
 pub fn record_module(spec: &FamilySpec) -> Result<&'static str, Error> {
@@ -104,14 +114,14 @@ pub struct ReadOnDevice {
 }
 
 impl WriteOnDevice {
-    /// Bytes of workspace: none up to some thousands of rows.
+    /// Bytes of workspace: none up to some hundred rows.
     pub fn workspace_bytes(&self) -> usize {
         self.slots.map_or(0, |_| Self::append_workspace_bytes(self.num_rows))
     }
 
     /// The same of an append of so many rows.
     pub fn append_workspace_bytes(num_rows: usize) -> usize {
-        if num_rows > MAX_SEARCHED_ROWS { 4 * (2 * num_rows.min(MAX_ROWS)).next_power_of_two() } else { 0 }
+        if num_rows > MAX_SEARCHED_ROWS { size_of::<u32>() * num_rows.div_ceil(u32::BITS as usize) } else { 0 }
     }
 }
 
@@ -136,7 +146,7 @@ impl Device {
     ) -> Result<(), Error> {
         let launches = write_launches(write, workspace)?;
         // SAFETY: the caller vouches for the pointers in the launches.
-        unsafe { self.enqueue_all(launches, workspace.pointer, write.workspace_bytes(), stream) }
+        unsafe { self.enqueue_all(launches, stream) }
     }
 
     /// Enqueues on `stream` what [`crate::unpack_kv_cache`] computes. Allocates nothing and waits for nothing once the module
@@ -148,18 +158,16 @@ impl Device {
     /// # Safety
     /// As [`Device::write_kv_cache`], of `out`.
     pub unsafe fn read_kv_cache(&self, read: &ReadOnDevice, stream: CUstream) -> Result<(), Error> {
-        let launches = [read_launch(read)?, None];
+        let launches = [read_launch(read)?];
         // SAFETY: the caller vouches for the pointers in the launch.
-        unsafe { self.enqueue_all(launches, 0, 0, stream) }
+        unsafe { self.enqueue_all(launches, stream) }
     }
 
     /// # Safety
-    /// The pointers in the launches must be valid for what their kernels do, and `claim_bytes` bytes at `claims`.
-    pub(super) unsafe fn enqueue_all(
+    /// The pointers in the launches must be valid for what their kernels do.
+    pub(super) unsafe fn enqueue_all<const N: usize>(
         &self,
-        mut launches: [Option<Launch>; 2],
-        claims: CUdeviceptr,
-        claim_bytes: usize,
+        mut launches: [Option<Launch>; N],
         stream: CUstream,
     ) -> Result<(), Error> {
         if launches.iter().flatten().next().is_none() {
@@ -172,19 +180,13 @@ impl Device {
         let _context = self.enter()?;
         // Every module is loaded before anything is enqueued.
         let functions = self.functions(&launches, stream)?;
-        if claim_bytes > 0 {
-            // SAFETY: the caller vouches for the memory.
-            unsafe { sys::cuMemsetD8Async(claims, 0xff, claim_bytes, stream) }
-                .result()
-                .map_err(refused("cuMemsetD8Async"))?;
-        }
         // SAFETY: the caller vouches for the pointers in the parameters.
         unsafe { enqueue_each(functions, &mut launches, stream) }
     }
 }
 
-/// What [`Device::write_kv_cache`] enqueues, in this order: for many rows the kernel that settles who wins a slot, after
-/// [`WriteOnDevice::workspace_bytes`] bytes of the workspace were set to 0xff; then the writer. Asks no driver.
+/// What [`Device::write_kv_cache`] enqueues, in this order: for more than some hundred rows the kernel that finds who wins a
+/// slot; then the writer, which may start while that still runs. Asks no driver.
 ///
 /// # Errors
 /// [`Error::Value`] if the workspace is too small or there are too many rows.
@@ -204,19 +206,23 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
     if warps == 0 {
         return Ok([None, None]);
     }
+    if needed > 0 && num_slots >= u32::MAX as usize {
+        return Err(Error::value("cache", format!("of fewer than {} slots for so many rows", u32::MAX), num_slots));
+    }
+    let segment = write.num_rows.div_ceil(WINNER_BLOCKS).next_multiple_of(WARP).clamp(*SEGMENT.start(), *SEGMENT.end());
     let (row_gap, page_gap_at) = gaps(layout);
     let args = WriteArgs {
         to: CacheArgs::of(&write.cache),
         latent: write.latent,
         slots: write.slots.map_or(0, |slots| slots.pointer),
-        claims: if needed > 0 { workspace.pointer } else { 0 },
+        winners: if needed > 0 { workspace.pointer } else { 0 },
         cos_sin: write.rotation.map_or(0, |rotation| rotation.cos_sin),
         positions: write.rotation.map_or(0, |rotation| rotation.positions.pointer),
         max_position: write.rotation.map_or(0, |rotation| rotation.max_position as u64),
         row_gap,
         page_gap_at,
         num_rows: write.num_rows as u32,
-        claim_mask: (needed / 4).saturating_sub(1) as u32,
+        segment: segment as u32,
         rope_dims: row.rope_dims as u32,
         latent_type: write.latent_type as i32,
         wide_slots: write.slots.is_some_and(|slots| slots.wide).into(),
@@ -224,11 +230,15 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         half_split: write.rotation.is_some_and(|rotation| rotation.pairs == RopePairs::HalfSplit).into(),
         global_scale: write.kv_global_scale,
     };
-    let claim = (needed > 0).then(|| {
-        launch(CLAIM_MODULE, CLAIM_ENTRIES[0], write.num_rows.div_ceil(THREADS as usize), Parameters::Write(args))
-    });
-    let writer = launch(module, "write", warps.div_ceil(ROWS_PER_BLOCK), Parameters::Write(args));
-    Ok([claim.or(Some(writer)), claim.and(Some(writer))])
+    let per_block = warps.div_ceil(SPREAD_BLOCKS).next_power_of_two().min(MOST_ROWS_PER_BLOCK);
+    let writer = launch(module, "write", warps * WARP, per_block * WARP, Parameters::Write(args));
+    if needed == 0 {
+        return Ok([None, Some(writer)]);
+    }
+    let blocks = write.num_rows.div_ceil(segment);
+    let parameters = Parameters::Write(args);
+    let find = launch(WINNERS_MODULE, WINNERS_ENTRIES[0], blocks * WINNER_THREADS, WINNER_THREADS, parameters);
+    Ok([Some(find), Some(Launch { after_previous: true, ..writer })])
 }
 
 /// What [`Device::read_kv_cache`] enqueues. Asks no driver.
@@ -247,16 +257,23 @@ pub fn read_launch(read: &ReadOnDevice) -> Result<Option<Launch>, Error> {
         rope_dims: read.spec.row.rope_dims as u32,
         global_scale: read.kv_global_scale,
     };
-    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
-    Ok((num_slots > 0).then(|| launch(module, "read", blocks, Parameters::Read(args))))
+    let read = || launch(module, "read", num_slots * WARP, SLOTS_PER_BLOCK * WARP, Parameters::Read(args));
+    Ok((num_slots > 0).then(read))
 }
 
-pub(super) fn launch(module: &'static str, entry: &'static str, blocks: usize, parameters: Parameters) -> Launch {
+/// As many blocks of `per_block` threads as it takes.
+pub(super) fn launch(
+    module: &'static str,
+    entry: &'static str,
+    threads: usize,
+    per_block: usize,
+    parameters: Parameters,
+) -> Launch {
     Launch {
         module,
         entry,
-        grid: [blocks as u32, 1],
-        threads: THREADS,
+        grid: [threads.div_ceil(per_block) as u32, 1],
+        threads: per_block as u32,
         shared_bytes: 0,
         after_previous: false,
         parameters,

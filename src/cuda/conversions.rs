@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUstream;
 
 use super::cache_args::{CacheArgs, MoveArgs, gaps};
-use super::caches::{MAX_ROWS, ROWS_PER_BLOCK, launch, record_module};
+use super::caches::{MAX_ROWS, SLOTS_PER_BLOCK, WARP, launch, record_module};
 use super::device::Device;
 use super::launch::{CacheOnDevice, Launch, Parameters};
 use crate::layout::check_global_scale;
@@ -83,9 +83,9 @@ impl Device {
     /// # Safety
     /// As [`Device::write_kv_cache`], of both caches.
     pub unsafe fn convert_kv_cache(&self, convert: &ConvertOnDevice, stream: CUstream) -> Result<(), Error> {
-        let launches = [convert_launch(convert)?, None];
+        let launches = [convert_launch(convert)?];
         // SAFETY: the caller vouches for the pointers in the launch.
-        unsafe { self.enqueue_all(launches, 0, 0, stream) }
+        unsafe { self.enqueue_all(launches, stream) }
     }
 }
 
@@ -121,6 +121,6 @@ pub fn convert_launch(convert: &ConvertOnDevice) -> Result<Option<Launch>, Error
         global_scale: to_scale,
         reserved: 0,
     };
-    let blocks = num_slots.div_ceil(ROWS_PER_BLOCK);
-    Ok((num_slots > 0).then(|| launch(module, entry, blocks, Parameters::Move(args))))
+    let convert = || launch(module, entry, num_slots * WARP, SLOTS_PER_BLOCK * WARP, Parameters::Move(args));
+    Ok((num_slots > 0).then(convert))
 }

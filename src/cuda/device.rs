@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::caches::{CLAIM_ENTRIES, CLAIM_MODULE, RECORD_ENTRIES, record_module};
+use super::caches::{RECORD_ENTRIES, WINNERS_ENTRIES, WINNERS_MODULE, record_module};
 use super::conversions::{MOVE_ENTRIES, MOVE_MODULE, conversion_entries};
 use super::driver::{describe, open, refused};
 use crate::plan::{DeviceFacts, KERNELS, Kernel};
@@ -24,7 +24,6 @@ pub static MODULES: &[(&str, &str)] = &[
     ("cache_fp4", include_str!("../../kernels/ptx/cache_fp4.ptx")),
     ("cache_glm", include_str!("../../kernels/ptx/cache_glm.ptx")),
     ("cache_glm_nvfp4", include_str!("../../kernels/ptx/cache_glm_nvfp4.ptx")),
-    ("claim", include_str!("../../kernels/ptx/claim.ptx")),
     ("convert_dsv4", include_str!("../../kernels/ptx/convert_dsv4.ptx")),
     ("convert_dsv4_1", include_str!("../../kernels/ptx/convert_dsv4_1.ptx")),
     ("convert_glm", include_str!("../../kernels/ptx/convert_glm.ptx")),
@@ -39,6 +38,7 @@ pub static MODULES: &[(&str, &str)] = &[
     ("glm53_nope", include_str!("../../kernels/ptx/glm53_nope.ptx")),
     ("glm_nsa_nvfp4", include_str!("../../kernels/ptx/glm_nsa_nvfp4.ptx")),
     ("move", include_str!("../../kernels/ptx/move.ptx")),
+    ("winners", include_str!("../../kernels/ptx/winners.ptx")),
     ("merge", include_str!("../../kernels/ptx/merge.ptx")),
 ];
 
@@ -141,7 +141,7 @@ impl Device {
     /// Loads what writers, readers and exact conversions of one format need.
     pub(super) fn warm_up_caches(&self, spec: &FamilySpec) -> Result<(), Error> {
         let record = (record_module(spec)?, RECORD_ENTRIES[0]);
-        for kernel in [record, (CLAIM_MODULE, CLAIM_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])] {
+        for kernel in [record, (WINNERS_MODULE, WINNERS_ENTRIES[0]), (MOVE_MODULE, MOVE_ENTRIES[0])] {
             self.warm_up_kernel(kernel)?;
         }
         Ok(())
@@ -265,7 +265,7 @@ fn load((name, ptx): (&'static str, &str)) -> Result<Functions, Error> {
     let decode: Vec<&Kernel> = KERNELS.iter().filter(|kernel| kernel.module == name).collect();
     let others: &[&'static str] = match name {
         "merge" => &MERGE_ENTRIES,
-        CLAIM_MODULE => &CLAIM_ENTRIES,
+        WINNERS_MODULE => &WINNERS_ENTRIES,
         MOVE_MODULE => &MOVE_ENTRIES,
         _ if decode.is_empty() && conversion_entries(name).next().is_none() => &RECORD_ENTRIES,
         _ => &[],

@@ -92,7 +92,6 @@ const SYMBOLS: &[&str] = &[
     "cuLaunchKernelEx",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
-    "cuMemsetD8Async",
     "cuModuleGetFunction",
     "cuModuleLoadDataEx",
     "cuStreamIsCapturing",

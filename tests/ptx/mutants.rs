@@ -255,11 +255,12 @@ const MUTANTS: &[Mutant] = &[
     ),
     ("merge", "merge_many", "a share is left out", Drop(Last("ld.shared.v4.f32"))),
     // ---- writers, readers and moves of caches
-    ("cache_dsv4", "write", "largest of half a group", Drop(Nth("shfl.sync.bfly", 0))),
+    ("cache_dsv4", "write", "lanes that are turned together do not meet", Drop(Nth("shfl.sync.bfly", 0))),
+    ("cache_dsv4", "write", "largest of half a group", Drop(Nth("shfl.sync.bfly", 2))),
     ("cache_dsv4", "write", "scales of the power below", ReplaceEvery("setp.ne.s32", "setp.eq.s32")),
-    ("cache_dsv4", "write", "the search begins before the slots are there", Drop(Nth("bar.sync", 0))),
-    ("cache_dsv4", "write", "the search ends before all have found", Drop(Nth("bar.sync", 1))),
-    ("cache_dsv4", "write", "what was found is lost", Drop(Nth("atom.shared.or", 0))),
+    ("cache_dsv4", "write", "a lower row is not found", Replace(Nth("vote.sync.any", 0), ".any", ".all")),
+    ("cache_dsv4", "write", "slots of the next rows", Before(Nth("ld.global.nc.v2", 1), 1, "add.s64 {new}, {old}, 8")),
+    ("cache_dsv4", "write", "does not wait for the winners", DropEvery(&["griddepcontrol.wait"])),
     ("cache_dsv4", "write", "slots that do not exist", ReplaceEvery("setp.lt.u64", "setp.ne.u64")),
     ("cache_dsv4", "write", "the rotation turns back", ReplaceEvery("sub.rn.f32", "add.rn.f32")),
     ("cache_dsv4", "write", "codes 8 bytes late", Before(Nth("st.global.v2.u32", 0), 0, "add.s64 {new}, {old}, 8")),
@@ -275,8 +276,17 @@ const MUTANTS: &[Mutant] = &[
     ("cache_glm_nvfp4", "write", "one value is not divided", Drop(Nth("div.rn.f32", 0))),
     ("cache_glm_nvfp4", "read", "one value without its factor", Drop(Last("mul.rn.f32"))),
     ("cache_dsv4_nvfp4", "read", "the last values are not stored", Drop(Last("st.global.v4"))),
-    ("claim", "claim_slots", "the highest row wins", Replace(Nth("atom.global.min", 0), ".min.", ".max.")),
-    ("claim", "claim_slots", "a lower row does not win", Drop(Nth("atom.global.min", 0))),
+    ("winners", "find_winners", "the highest row wins", Replace(Nth("atom.shared.min", 0), ".min.", ".max.")),
+    ("winners", "find_winners", "a lower row of another block does not win", Drop(Nth("atom.shared.min", 2))),
+    ("winners", "find_winners", "slots are entered before the table is clear", Drop(Nth("bar.sync", 0))),
+    ("winners", "find_winners", "slots are looked up before all are there", Drop(Nth("bar.sync", 1))),
+    ("winners", "find_winners", "winners are told before all are known", Drop(Nth("bar.sync", 2))),
+    (
+        "winners",
+        "find_winners",
+        "a word of winners is left out",
+        Before(Last("st.global"), 0, "add.s64 {new}, {old}, 4"),
+    ),
     (
         "move",
         "move_records",
@@ -365,7 +375,7 @@ fn caught_by(&(module, entry, _, edit): &Mutant, cases: &[Case]) -> Result<Strin
     modules.insert(module, Arc::new(mutated));
     let survived = || "survived".to_owned();
     match crate::prefix(module) {
-        "cache" | "claim" => return crate::test_caches::fault_of(&modules, module).ok_or_else(survived),
+        "cache" | "winners" => return crate::test_caches::fault_of(&modules, module).ok_or_else(survived),
         "convert" | "move" => return crate::test_conversions::fault_of(&modules, module, entry).ok_or_else(survived),
         _ => {}
     }

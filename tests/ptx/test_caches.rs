@@ -20,7 +20,7 @@ use crate::global::{Access, Global};
 use crate::schedule::Schedule;
 use crate::stand_in::{COMMITTED, Modules, run_launches};
 
-/// Instructions of an entry point that no run needs to reach: the table of claims (one record's kernel uses it here), gaps of
+/// Instructions of an entry point that no run needs to reach: bits of winners (one record's kernel reads them here), gaps of
 /// inline rows where rows are in footer pages, 64-bit divisions.
 const MOST_MISSED: usize = 200;
 /// What lies in a cache before an append.
@@ -199,8 +199,8 @@ impl Append<'_> {
             kv_global_scale: scale,
         };
         let bytes = write.workspace_bytes();
-        let pointer_of_claims = place(&mut global, "claims", vec![0xff; bytes], Access::Scratch);
-        let launches = write_launches(&write, Workspace { pointer: pointer_of_claims, bytes });
+        let pointer_of_winners = place(&mut global, "winners", vec![0x01; bytes], Access::Scratch);
+        let launches = write_launches(&write, Workspace { pointer: pointer_of_winners, bytes });
         execute(modules, &launches.map_err(|error| error.to_string())?, &mut global, schedule)?;
         first_difference(&global.contents(pointer, want.len()).0, &want)
     }
@@ -261,25 +261,45 @@ fn run_line(modules: &Modules, spec: &'static FamilySpec, schedule: Schedule) ->
             Append { slots: &narrow_slots, wide: false, rotation: Some((POSITIONS, RopePairs::Interleaved)), ..append };
         rotated.run::<f16>(modules, schedule).map_err(named("append interleaved"))?;
     }
-    // So many rows that a block searches in more than one round, with slots that are taken far below.
-    let mut random = Lcg(9);
-    let slots: Vec<i64> = (0..1100)
-        .map(|row| match row {
-            2 | 300 | 700 | 1032.. => random.below(9) as i64,
+    searched(modules, spec, true, schedule).map_err(named("append 300 int64"))?;
+    searched(modules, spec, false, schedule).map_err(named("append 300 int32"))?;
+    // Winners that another kernel finds.
+    let slots: Vec<i64> =
+        (0..1030).map(|row| if row % 25 == 0 || row > 1020 { row * 7 % 27 } else { -1 - row }).collect();
+    Append { slots: &slots, wide: true, page: 9, rotation: None, ..append }
+        .run::<f32>(modules, schedule)
+        .map_err(named("append 1030"))?;
+    for (what, slot, position) in
+        [("fresh", [3], [2]), ("past the cache", [24], [2]), ("negative", [-1], [2]), ("past the table", [3], [6])]
+    {
+        let rotation = (spec.row.rope_dims > 0).then_some((&position[..], RopePairs::HalfSplit));
+        let one = Append { slots: &slot, wide: true, rotation, ..append };
+        one.run::<bf16>(modules, schedule).map_err(named(&format!("append 1, {what}")))?;
+    }
+    read(modules, spec, 5, schedule).map_err(named("read"))?;
+    Ok(())
+}
+
+/// More rows than are compared at once. The last ones name slots that one row far below has, slots that only
+/// they have, and one slot all; in between no slot exists, but some share their low word with these.
+fn searched(modules: &Modules, spec: &'static FamilySpec, wide: bool, schedule: Schedule) -> Result<(), String> {
+    const ROWS: i64 = 300;
+    let slots: Vec<i64> = (0..ROWS)
+        .map(|row| match (row / 11, row % 11) {
+            _ if row >= ROWS - 8 => 25,
+            _ if row >= ROWS - 30 => row * 7 % 27,
+            (slot @ 0..25, 2) => slot,
+            (low, 4) if wide => (row << 32) + low,
             _ => -1 - row,
         })
         .collect();
-    Append { slots: &slots, page: 3, rotation: None, ..append }
-        .run::<bf16>(modules, schedule)
-        .map_err(named("append 1100"))?;
-    read(modules, spec, 5, schedule).map_err(named("read"))?;
-    Ok(())
+    Append { spec, page: 9, slots: &slots, wide, rotation: None }.run::<bf16>(modules, schedule)
 }
 
 /// What every run of a module finds wrong, under the first schedule that does; none: nothing.
 pub fn fault_of(modules: &Modules, module: &str) -> Option<String> {
     SCHEDULES.into_iter().find_map(|schedule| {
-        if module == "claim" {
+        if module == "winners" {
             return many_rows(modules, schedule).err();
         }
         let mut lines = FAMILY_TABLE.iter().filter(|spec| record_module(spec).is_ok_and(|name| name == module));
@@ -294,7 +314,8 @@ fn caches_are_written_and_read_as_on_the_cpu_under_every_schedule() {
         lines.par_iter().filter_map(|(spec, schedule)| run_line(&COMMITTED, spec, *schedule).err()).collect();
     failures.extend(SCHEDULES.iter().filter_map(|schedule| many_rows(&COMMITTED, *schedule).err()));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    for name in FAMILY_TABLE.iter().map(|spec| record_module(spec).expect("a module for every line")).chain(["claim"]) {
+    for name in FAMILY_TABLE.iter().map(|spec| record_module(spec).expect("a module for every line")).chain(["winners"])
+    {
         require_reached(name, MOST_MISSED);
     }
 }
@@ -322,12 +343,23 @@ fn the_records_of_the_kernels_are_those_of_the_family_table() {
     }
 }
 
-/// More rows than are searched for duplicates: the table of claims decides.
+/// More rows than are compared: another kernel finds who wins. Some of the slots share an entry of its table.
 fn many_rows(modules: &Modules, schedule: Schedule) -> Result<(), String> {
+    const SLOTS: [i64; 9] = [1, 4182, 6766, 2, 2586, 6767, 0, 4181, 6899];
     let spec = FAMILY_TABLE.iter().find(|spec| spec.row.bytes_per_token() == 288).ok_or("a small record")?;
     let mut random = Lcg(1);
-    let slots: Vec<i64> =
-        (0..8200).map(|row| if row < 8100 && row % 40 != 0 { -1 } else { random.below(25) as i64 }).collect();
-    let append = Append { spec, page: 7, slots: &slots, wide: true, rotation: None };
-    append.run::<bf16>(modules, schedule).map_err(|why| format!("many rows ({schedule:?}): {why}"))
+    // Several rounds over lower rows; then, once, more rows of a block than it has threads.
+    let counts: &[usize] = if matches!(schedule, Schedule::Forward) { &[8200, 66_000] } else { &[8200] };
+    for &rows in counts {
+        let mut slot = |row| match row {
+            600 | 8100 => 5000,
+            3000..8000 if row % 40 != 0 => -1,
+            8150.. if row % 211 != 0 => 6900 + row as i64,
+            _ => SLOTS[random.below(SLOTS.len() as u64) as usize],
+        };
+        let slots: Vec<i64> = (0..rows).map(&mut slot).collect();
+        let append = Append { spec, page: 2300, slots: &slots, wide: rows < 10_000, rotation: None };
+        append.run::<bf16>(modules, schedule).map_err(|why| format!("{rows} rows ({schedule:?}): {why}"))?;
+    }
+    Ok(())
 }
