@@ -16,12 +16,6 @@ DEVICE u32 existing_or_none(const WriteArgs& args, RowNumber slot) {
   return slot.high == 0 && slot.low < static_cast<u32>(args.to.num_slots) ? slot.low : NO_SLOT;
 }
 
-DEVICE u32 slot_of_row(const WriteArgs& args, u32 row) {
-  RowNumber slot;
-  slot.load(args.slots, args.wide_slots, row);
-  return existing_or_none(args, slot);
-}
-
 DEVICE u32 first_entry(u32 slot) { return slot * 0x9e3779b9u / (~0u / ENTRIES + 1); }
 
 // The entry of a slot, or the free one where it would stand.
@@ -44,8 +38,11 @@ DEVICE void enter(u32 slot, u32 row) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) find_winners(const __grid_constant__ WriteArgs args) {
   ptx::launch_dependents();
   const u32 first = blockIdx.x * args.segment, end = min(first + args.segment, args.num_rows);
-  constexpr int AT_ONCE = 8;
+  // Slots are on their way before anything is waited for: one of the segment, and those of the first lower rows.
+  constexpr int AT_ONCE = 16;
+  RowNumbers<1> own;
   RowNumbers<AT_ONCE> lower;
+  own.load(args.slots, args.wide_slots, first + threadIdx.x, THREADS, end);
   lower.load(args.slots, args.wide_slots, threadIdx.x, THREADS, first);
 #pragma unroll
   for (u32 at = threadIdx.x; at < ENTRIES / 4; at += THREADS) {
@@ -54,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) find_winners(const __gr
   }
   __syncthreads();
   for (u32 row = first + threadIdx.x; row < end; row += THREADS) {
-    const u32 slot = slot_of_row(args, row);
+    if (row != first + threadIdx.x) own.load(args.slots, args.wide_slots, row, THREADS, end);
+    const u32 slot = existing_or_none(args, own.numbers[0]);
     if (slot != NO_SLOT) enter(slot, row);
   }
   __syncthreads();
@@ -70,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) find_winners(const __gr
   }
   __syncthreads();
   for (u32 row = first + threadIdx.x; row / 32 * 32 < end; row += THREADS) {
-    const u32 slot = row < end ? slot_of_row(args, row) : NO_SLOT;
+    own.load(args.slots, args.wide_slots, row, THREADS, end);
+    const u32 slot = row < end ? existing_or_none(args, own.numbers[0]) : NO_SLOT;
     const u32 word = __ballot_sync(~0u, slot != NO_SLOT && lowest_of_entry[find(slot)] == row + 1);
     if (threadIdx.x % 32 == 0) args.winners[row / 32] = word;
   }
