@@ -59,7 +59,8 @@ struct MoveArgs {
 
 enum ElementType { ELEMENT_BF16 = 0, ELEMENT_F16 = 1, ELEMENT_F32 = 2 };
 
-static_assert(sizeof(CacheArgs) == 64 && sizeof(WriteArgs) == 160 && sizeof(ReadArgs) == 80 && sizeof(MoveArgs) == 176, "the Rust twin has these sizes");
+static_assert(sizeof(CacheArgs) == 64 && sizeof(WriteArgs) == 160 && sizeof(ReadArgs) == 80 && sizeof(MoveArgs) == 176,
+              "the Rust twin has these sizes");
 
 // RoPE lanes of a record.
 template <class R, class Args>

@@ -39,12 +39,14 @@ struct Latent {
     type = args.latent_type;
     from = static_cast<const u8*>(args.latent) + (first + lane * UNIT) * (type == ELEMENT_F32 ? 4 : 2);
     if (type == ELEMENT_F32) {
-      if (rope_dims<R>(args)) rope = __ldg(reinterpret_cast<const uint2*>(static_cast<const float*>(args.latent) + first + R::QUANTISED) + lane);
+      const float* lanes = static_cast<const float*>(args.latent) + first + R::QUANTISED;
+      if (rope_dims<R>(args)) rope = __ldg(reinterpret_cast<const uint2*>(lanes) + lane);
     } else {
 #pragma unroll
       for (int i = 0; i < UNITS; i++)
         if (has_unit<R>(i, lane)) units[i] = __ldg(reinterpret_cast<const uint4*>(from) + i * 32);
-      if (rope_dims<R>(args)) rope.x = __ldg(reinterpret_cast<const u32*>(static_cast<const u16*>(args.latent) + first + R::QUANTISED) + lane);
+      const u16* lanes = static_cast<const u16*>(args.latent) + first + R::QUANTISED;
+      if (rope_dims<R>(args)) rope.x = __ldg(reinterpret_cast<const u32*>(lanes) + lane);
     }
   }
 

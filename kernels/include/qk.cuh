@@ -1,8 +1,8 @@
 // Softmax weights: the QK warps.
 //
 // In a group of four QK warps each takes a quarter of the K dimensions (scores.cuh). It gives three quarters of its partial
-// scores away and finishes the rest, one candidate tile for one of PARTS parts of the heads: sum over the group, scale to base-2
-// logits, mask, exponentiate against a reference.
+// scores away and finishes the rest, one candidate tile for one of PARTS parts of the heads: sum over the group, scale to
+// base-2 logits, mask, exponentiate against a reference.
 // The reference of a head is raised, for all warps together, only when a logit exceeds it by more than 2^4; weights
 // are stored as f16 times 2^WEIGHT_SHIFT.
 #pragma once
@@ -62,7 +62,8 @@ struct QkWarp : Scores<T, T::Format::FP4> {
     for (int i = 0; i < ROWS * 2; i++) total[i] = of_part(part == 0, i);
 #pragma unroll
     for (int other = 1; other < 4; other++) {
-      const u32 from = PARTS == 1 ? exchange(quarter - other & 3, other - 1) : exchange(quarter ^ other, other == 2 ? 0 : 1 + part);
+      const u32 from = PARTS == 1 ? exchange(quarter - other & 3, other - 1)
+                                  : exchange(quarter ^ other, other == 2 ? 0 : 1 + part);
       if constexpr (ROWS == 1) {
         const float2 v = ptx::load_f32x2(from);
         total[0] += v.x, total[1] += v.y;

@@ -1,4 +1,5 @@
-// Q in the registers of a QK warp: a quarter of the K dimensions of its group's heads, as f16 scaled by one power of two per head.
+// Q in the registers of a QK warp: a quarter of the K dimensions of its group's heads, as f16 scaled by one power of two per
+// head.
 #pragma once
 #include "args.cuh"
 #include "format.cuh"
@@ -23,10 +24,12 @@ struct Queries {
   DEVICE int quad() const { return lane >> 2; }
   DEVICE int pair() const { return lane & 3; }
   DEVICE int first_head() const { return T::STAGED ? 0 : group * M * 16; }  // inside the CTA
-  // Slot 0 of a warp is the tile that it finishes.
+  // Candidate tiles by slot: slot 0 of a warp is the tile that it finishes.
   DEVICE int own_tile() const { return quarter % T::TILES; }
   DEVICE int part() const { return quarter / T::TILES; }
-  DEVICE int tile(int slot) const { return (T::STAGED ? group * T::TILES : 0) + (own_tile() + slot) % T::TILES; }  // of the chunk
+  DEVICE int tile(int slot) const {  // of the chunk
+    return (T::STAGED ? group * T::TILES : 0) + (own_tile() + slot) % T::TILES;
+  }
   DEVICE int head(int row) const {  // of a row that this warp finishes, inside the CTA
     const int accumulator_row = part() * T::ROWS + row;
     return first_head() + accumulator_row / 2 * 16 + accumulator_row % 2 * 8 + quad();
@@ -43,9 +46,9 @@ struct Queries {
     return shared + T::ROWS_AT + (stage * T::CHUNK + tile(slot) * 8 + candidate) * Format::ROW;
   }
 
-  // Loads Q in the order of the K codes that a thread gets from ldmatrix: four adjacent dimensions of
-  // every 16 (E4M3), or eight adjacent of every 32, of which a step takes four adjacent ones, those that lie two apart together (E2M1). RoPE lanes
-  // use the ordinary order.
+  // Loads Q in the order of the K codes that a thread gets from ldmatrix: four adjacent dimensions of every 16 (E4M3); or
+  // eight adjacent of every 32, of which a step takes four, those that lie two apart side by side (E2M1). RoPE lanes use the
+  // ordinary order.
   DEVICE void load() {
 #pragma unroll
     for (int m = 0; m < M; m++) {

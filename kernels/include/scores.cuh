@@ -125,7 +125,7 @@ struct Scores<T, false> : Queries<T> {
 
 // E2M1: a code times its scale is an f16. They are formed once, multiplied here, and left in shared memory for the PV warps:
 // VALUE_STRIDE bytes a candidate, 16-byte units swizzled so that neither side has bank conflicts. A unit holds eight
-// dimensions (E2M1), of which position 4j + 2i + h is dimension 4j + 2h + i; or RoPE lanes of half * 32 + pair * 2 + {0, 1, 8, 9, ...}.
+// dimensions, of which position 4j + 2i + h is dimension 4j + 2h + i; or (dsv4) RoPE lanes half * 32 + pair * 2 + {0, 1, 8, 9, ...}.
 template <class T>
 struct Scores<T, true> : Queries<T> {
   using Format = typename T::Format;
@@ -197,7 +197,8 @@ struct Scores<T, true> : Queries<T> {
 #pragma unroll
           for (int z = 0; z < 2; z++)
 #pragma unroll
-            for (int m = 0; m < M; m++) ptx::mma_f16(partial[m][i], this->nope[m][block * 4 + word * 2 + z], b[2 * z], b[2 * z + 1]);
+            for (int m = 0; m < M; m++)
+              ptx::mma_f16(partial[m][i], this->nope[m][block * 4 + word * 2 + z], b[2 * z], b[2 * z + 1]);
           ptx::store_shared(to + block * 128 ^ word * 64, b);
         }
       }

@@ -36,8 +36,8 @@ struct Tile {
   static constexpr bool STAGED = Format::FP4;
   static constexpr int GROUP_HEAD_TILES = STAGED ? HEAD_TILES : HEAD_TILES / QK_GROUPS;
   static constexpr int TILES = STAGED ? CHUNK / 8 / QK_GROUPS : CHUNK / 8;          // 8-candidate tiles of a group
-  static constexpr int PARTS = 4 / TILES;                                           // a QK warp finishes a tile for a part of its heads,
-  static constexpr int ROWS = 2 * GROUP_HEAD_TILES / PARTS;                         // so many accumulator rows
+  static constexpr int PARTS = 4 / TILES;                    // a QK warp finishes a tile for a part of its heads,
+  static constexpr int ROWS = 2 * GROUP_HEAD_TILES / PARTS;  // so many accumulator rows
   static constexpr int VALUE_HALVES = STAGED ? 3 : 0;
   static constexpr int VALUE_STRIDE = Format::D_V * 2;                              // swizzled: QK and PV without conflicts
   static constexpr int VALUE_BYTES = 16 * VALUE_STRIDE;                             // of a half chunk
@@ -58,7 +58,7 @@ struct Tile {
   static constexpr int REDUCE_AT = RESCALE_AT + BUFFERS * HEADS * 4;                // [4][HEADS] f32
   static constexpr int REFERENCE_AT = REDUCE_AT + 4 * HEADS * 4;                    // [HEADS] f32
   static constexpr int FACTOR_AT = REFERENCE_AT + HEADS * 4;                        // [HEADS] f32
-  static constexpr int BARRIERS_AT = FACTOR_AT + HEADS * 4;                         // u64: full, free, weighted, values free, met
+  static constexpr int BARRIERS_AT = FACTOR_AT + HEADS * 4;                         // [BARRIERS] u64
   static constexpr int BARRIERS = 2 * STAGES + BUFFERS + VALUE_HALVES + 1;
   static constexpr int RAISED_AT = BARRIERS_AT + BARRIERS * 8;                      // [BUFFERS] u32
   static constexpr int PRESENT_AT = RAISED_AT + BUFFERS * 4;                        // [STAGES][PV warp] u8

@@ -15,8 +15,8 @@ DEVICE void store_scale(u8* scales, int group, u32 stored) {
   else scales[group] = stored;
 }
 
-// `source.take(args, v, i, lane)`: the values of the lane's unit i; `rope_word`: its two RoPE lanes. A loop, because instructions that
-// a kernel has not executed yet come slowly.
+// `source.take(args, v, i, lane)`: the values of the lane's unit i; `rope_word`: its two RoPE lanes. A loop, because
+// instructions that a kernel has not executed yet come slowly.
 template <class R, class Args, class Source>
 DEVICE void store_record(const Args& args, Source& source, u32 rope_word, const RecordPlace& place, int lane) {
   constexpr int LANES = R::GROUP / UNIT;  // of a group

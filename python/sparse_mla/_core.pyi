@@ -396,7 +396,7 @@ def append_kv_cache(
     """Quantises latents into the named slots of a packed cache, in place.
 
     CUDA arrays are written by a kernel, with the bytes that the CPU writes. A GPU call allocates nothing (but, once, a
-    workspace for calls of more than 8,192 rows), waits for nothing, and can be captured in a CUDA graph after `warmup`.
+    workspace for calls of more than 1,024 rows), waits for nothing, and can be captured in a CUDA graph after `warmup`.
 
     With `rope_cos_sin` the RoPE lanes are rotated before they are stored. With a and b the lanes of pair p, c and s the
     cosine and sine of pair p at the row's position, a becomes ``a * c - b * s`` and b becomes ``a * s + b * c``, in

@@ -187,17 +187,17 @@ for _ in range(2):
     assert [note[0] for note in last] == ["launch", "launch"]
 
 
-def test_appends_launch_once_and_beyond_8192_rows_settle_claims_first(play):
+def test_appends_launch_once_and_beyond_1024_rows_find_winners_first(play):
     notes = play("""
 cache = Foreign(np.zeros((200, 64, 656), np.uint8))
 note = open(os.environ["PLAYED_LOG"], "a")
-for rows, dtype in ((20, np.int32), (8192, np.int64), (8193, np.int64)):
+for rows, dtype in ((20, np.int32), (1024, np.int64), (1025, np.int64)):
     latent, slots = Foreign(np.zeros((rows, 576), np.uint16)), Foreign(np.zeros(rows, dtype))
     for warm in range(2):
         print("call", 0, 0, file=note, flush=True)
         sparse_mla.append_kv_cache(latent, slots, cache, family="glm_nsa", stream=0x7000)
     assert {stream for array in (latent, slots, cache) for stream in array.streams} == {0x7000}
-table, positions = Foreign(np.zeros((9, 64), np.float32)), Foreign(np.zeros(8193, np.int32))
+table, positions = Foreign(np.zeros((9, 64), np.float32)), Foreign(np.zeros(1025, np.int32))
 rope = {"rope_cos_sin": table, "rope_positions": positions, "rope_interleaved": False}
 sparse_mla.append_kv_cache(latent, slots, cache, family="dsv3_2", **rope)
 """)
@@ -206,11 +206,10 @@ sparse_mla.append_kv_cache(latent, slots, cache, family="dsv3_2", **rope)
         ["launch"],
         ["launch"],
         ["launch"],
-        ["alloc", "load", "memset", "launch", "launch"],
+        ["alloc", "load", "launch", "launch"],
     ]
-    assert calls[6].split()[:3] == ["memset", "launch", "launch"]
-    assert of(notes, "memset")[0] == [hex(4 * 32768), "0x7000"]
-    assert [int(grid, 16) for grid, _ in of(notes, "launch")[:5]] == [3, 3, 1024, 1024, 33]
+    assert calls[6].split()[:2] == ["launch", "launch"]
+    assert [int(grid, 16) for grid, _ in of(notes, "launch")[:6]] == [20, 20, 128, 128, 17, 65]
 
 
 def test_pack_unpack_and_moves_make_their_results(play):

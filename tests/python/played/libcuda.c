@@ -58,10 +58,6 @@ EXPORT int cuMemFree_v2(void *memory) {
   note("free", memory, NULL);
   return free(memory), 0;
 }
-EXPORT int cuMemsetD8Async(void *memory, unsigned char value, size_t bytes, void *stream) {
-  note("memset", (void *)bytes, stream);
-  return memset(memory, value, bytes), 0;
-}
 EXPORT int cuEventCreate(void **made, unsigned flags) { return *made = (void *)++events, 0; }
 EXPORT int cuEventDestroy_v2(void *event) { return note("destroy", event, NULL), 0; }
 EXPORT int cuEventRecord(void *event, void *stream) { return note("record", event, stream), 0; }
