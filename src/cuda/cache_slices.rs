@@ -78,7 +78,7 @@ impl PreparedCache {
         &self.layout
     }
 
-    /// Bytes of workspace of an append of so many rows: none up to some thousands.
+    /// Bytes of workspace of an append of so many rows: none up to 1,024 rows.
     pub fn append_workspace_bytes(num_rows: usize) -> usize {
         WriteOnDevice::append_workspace_bytes(num_rows)
     }
