@@ -129,7 +129,7 @@ def test_rope_bytes_of_the_cpu(torch, rec, interleaved, rng):
         np.testing.assert_array_equal(memory.cpu().numpy(), cache.raw)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 64, 1000, 8192, 8193, 30000])
+@pytest.mark.parametrize("rows", [1, 8, 9, 64, 1000, 1024, 1025, 8192, 30000, 100_000])
 def test_lowest_row_wins(torch, rows, rng):
     """I5: both ways of settling duplicates, on 3 slots and on many."""
     rec = RECORDS["dsv4", "nvfp4"]

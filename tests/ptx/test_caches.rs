@@ -343,6 +343,38 @@ fn the_records_of_the_kernels_are_those_of_the_family_table() {
     }
 }
 
+#[test]
+fn writers_refuse_by_name_what_a_launch_cannot_hold() {
+    let spec = &FAMILY_TABLE[0];
+    let layout = PageLayout::new(spec, geometry(spec, 64), "").expect("a layout");
+    let slots = Some(RowNumbers { pointer: 256, wide: true });
+    let launches = |num_rows: usize, pages: usize, short_by: usize| {
+        let cache = CacheOnDevice { pointer: 256, pages, layout };
+        let latent_type = OutType::Bf16;
+        let write = WriteOnDevice {
+            spec,
+            cache,
+            latent: 256,
+            latent_type,
+            num_rows,
+            slots,
+            rotation: None,
+            kv_global_scale: 1.0,
+        };
+        let bytes = write.workspace_bytes() - short_by;
+        write_launches(&write, Workspace { pointer: 256, bytes }).map_err(|error| error.to_string())
+    };
+    // 2^32 slots: too many for the table of slots that more than 1,024 rows need.
+    assert!(launches(1024, 1 << 26, 0).is_ok());
+    assert!(launches(1025, 1 << 25, 0).is_ok());
+    let refused = launches(1025, 1 << 26, 0).expect_err("too many slots");
+    assert!(refused.contains("`cache` must be of fewer than 4294967295 slots"), "{refused}");
+    let refused = launches(1025, 4, 1).expect_err("a short workspace");
+    assert!(refused.contains("`workspace` must be at least 132 bytes, got 131"), "{refused}");
+    let refused = launches(1 << 31, 4, 0).expect_err("too many rows");
+    assert!(refused.contains("`latent` must be at most 2147483647 rows"), "{refused}");
+}
+
 /// More rows than are compared: another kernel finds who wins. Some of the slots share an entry of its table.
 fn many_rows(modules: &Modules, schedule: Schedule) -> Result<(), String> {
     const SLOTS: [i64; 9] = [1, 4182, 6766, 2, 2586, 6767, 0, 4181, 6899];

@@ -248,7 +248,7 @@ for refused, call in {
     else:
         raise AssertionError(refused)
 """)
-    assert [int(grid, 16) for grid, _ in of(notes, "launch")] == [13, 13, 16, 16, 16, 13]
+    assert [int(grid, 16) for grid, _ in of(notes, "launch")] == [102, 13, 16, 128, 16, 13]
 
 
 def test_wrong_writes_launch_nothing(play):
