@@ -61,29 +61,33 @@ struct Queries {
         const int dim = (quarter * T::STEPS + step) * 16;
         u32 (&a)[4] = nope[m][step];
         if (is_rope(step)) {
-          a[0] = load_pair(row + dim + pair() * 2, low), a[2] = load_pair(row + dim + pair() * 2 + 8, low);
-          a[1] = load_pair(row8 + dim + pair() * 2, high), a[3] = load_pair(row8 + dim + pair() * 2 + 8, high);
-        } else if (Format::FP4) {
-          const int from = (dim & ~31) + pair() * 8 + (step & 1) * 4;
-          interleave(load_pair(row + from, low), load_pair(row + from + 2, low), a[0], a[2]);
-          interleave(load_pair(row8 + from, high), load_pair(row8 + from + 2, high), a[1], a[3]);
+          a[0] = load_as<u32>(row + dim + pair() * 2, low), a[2] = load_as<u32>(row + dim + pair() * 2 + 8, low);
+          a[1] = load_as<u32>(row8 + dim + pair() * 2, high), a[3] = load_as<u32>(row8 + dim + pair() * 2 + 8, high);
+        } else if constexpr (Format::FP4) {
+          if (step % 2) continue;  // two steps at once
+          u32 (&b)[4] = nope[m][step + 1];
+          const uint4 x = load_as<uint4>(row + dim + pair() * 8, low), y = load_as<uint4>(row8 + dim + pair() * 8, high);
+          interleave(x.x, x.y, a[0], a[2]), interleave(y.x, y.y, a[1], a[3]);
+          interleave(x.z, x.w, b[0], b[2]), interleave(y.z, y.w, b[1], b[3]);
         } else {
-          a[0] = load_pair(row + dim + pair() * 4, low), a[2] = load_pair(row + dim + pair() * 4 + 2, low);
-          a[1] = load_pair(row8 + dim + pair() * 4, high), a[3] = load_pair(row8 + dim + pair() * 4 + 2, high);
+          a[0] = load_as<u32>(row + dim + pair() * 4, low), a[2] = load_as<u32>(row + dim + pair() * 4 + 2, low);
+          a[1] = load_as<u32>(row8 + dim + pair() * 4, high), a[3] = load_as<u32>(row8 + dim + pair() * 4 + 2, high);
         }
       }
 #pragma unroll
       for (int step = 0; step < T::ROPE_STEPS; step++) {
         const int dim = Format::QUANTISED + (quarter * T::ROPE_STEPS + step) * 16 + pair() * 2;
         u32 (&a)[4] = rope[m][step];
-        a[0] = load_pair(row + dim, low), a[2] = load_pair(row + dim + 8, low);
-        a[1] = load_pair(row8 + dim, high), a[3] = load_pair(row8 + dim + 8, high);
+        a[0] = load_as<u32>(row + dim, low), a[2] = load_as<u32>(row + dim + 8, low);
+        a[1] = load_as<u32>(row8 + dim, high), a[3] = load_as<u32>(row8 + dim + 8, high);
       }
     }
   }
 
-  static DEVICE u32 load_pair(const __nv_bfloat16* from, bool present) {
-    return present ? __ldg(reinterpret_cast<const u32*>(from)) : 0;
+  // As many values as a word of this type holds; zeros if there is no such head.
+  template <class Word>
+  static DEVICE Word load_as(const __nv_bfloat16* from, bool present) {
+    return present ? __ldg(reinterpret_cast<const Word*>(from)) : Word{};
   }
 
   // (x0, x1) and (y0, y1) to (x0, y0) and (x1, y1).

@@ -267,7 +267,7 @@ def decode(
 
     Args:
         q: bfloat16 [T, H, d_qk] or [B, Q, H, d_qk], contiguous; numpy holds bfloat16 as uint16 bits or as
-            ml_dtypes.bfloat16. 1 <= H <= 128. On a GPU it starts at a multiple of 4 bytes.
+            ml_dtypes.bfloat16. 1 <= H <= 128. On a GPU it starts at a multiple of 16 bytes.
         kv_cache: uint8 packed cache: [pages, page_bytes], [pages, page, bytes_per_token],
             [pages, 1, page, bytes_per_token] or [pages, page, 1, bytes_per_token]. Padded rows (inline
             families) and padded pages are read through the strides; pages start at multiples of 16 bytes.

@@ -55,7 +55,7 @@ pub struct CandidatesOnDevice {
 /// Everything a decode reads and writes, as device pointers.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeOnDevice {
-    /// bfloat16 `[T, H, d_qk]`, contiguous, 4-byte aligned.
+    /// bfloat16 `[T, H, d_qk]`, contiguous, 16-byte aligned.
     pub q: CUdeviceptr,
     /// Primary cache and candidates.
     pub main: CandidatesOnDevice,

@@ -55,7 +55,7 @@ pub struct CandidateSlices<'a> {
 /// Everything that a decode reads and writes; every array dense and row-major.
 #[derive(Debug)]
 pub struct DecodeSlices<'a, Q, O> {
-    /// Queries `[T, H, d_qk]`, 4-byte aligned.
+    /// Queries `[T, H, d_qk]`, 16-byte aligned.
     pub q: CudaView<'a, Q>,
     /// Primary cache and candidates.
     pub main: CandidateSlices<'a>,
@@ -132,7 +132,7 @@ impl PreparedDecode {
         let workspace_bytes = slices.workspace.len();
         let (workspace, _workspace) = slices.workspace.device_ptr_mut(stream);
 
-        require_aligned("q", q, 4)?;
+        require_aligned("q", q, ALIGNMENT)?;
         require_aligned("kv_cache", main.cache.pointer, ALIGNMENT)?;
         require_aligned("extra_kv_cache", extra.map_or(0, |extra| extra.cache.pointer), ALIGNMENT)?;
         require_aligned("workspace", if workspace_bytes == 0 { 0 } else { workspace }, 16)?;

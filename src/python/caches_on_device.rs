@@ -13,10 +13,8 @@ use crate::cuda::{
     CUstream, CacheOnDevice, ConvertOnDevice, Device, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace,
     WriteOnDevice, convert_launch, device,
 };
+use crate::layout::ALIGNMENT;
 use crate::{Error, FamilySpec, PageLayout};
-
-/// Latents, slots, values and tables are read and written 16 bytes at a time.
-const ALIGNMENT: u64 = 16;
 
 /// A new cache on the latent's device.
 pub(super) fn pack<'py>(

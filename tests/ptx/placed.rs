@@ -94,7 +94,7 @@ impl Placed {
         let rows: Vec<Vec<i32>> = inputs.indices.outer_iter().map(|row| row.to_vec()).collect();
         let lengths = inputs.lengths.as_ref().map(|lengths| lengths.to_vec());
         let decode = DecodeOnDevice {
-            q: memory.place("q", q, everything, misalignment),
+            q: memory.place("q", q, everything, 0),
             main: candidates(memory, ["kv_cache", "indices", "topk_length"], &inputs.cache, &rows, lengths, case.gaps),
             extra,
             sink,
