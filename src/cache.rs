@@ -88,10 +88,7 @@ fn append<T: Element>(
     rotation: Option<&Rotation<'_>>,
 ) -> Result<(), Error> {
     check_width(cache.spec, latent.ncols())?;
-    if slot_mapping.len() != latent.nrows() {
-        let accepted = format!("one slot per row of `latent` ({})", latent.nrows());
-        return Err(Error::value("slot_mapping", accepted, format!("{} slots", slot_mapping.len())));
-    }
+    check_slots(slot_mapping.len(), latent.nrows())?;
     let num_slots = cache.num_slots();
     let mut rows: Vec<SlotOfRow> = slot_mapping
         .iter()
@@ -126,6 +123,14 @@ pub fn unpack_kv_cache(cache: &CacheView<'_>, mut out: ArrayViewMut2<'_, f32>) -
 struct SlotOfRow {
     slot: u64,
     row: usize,
+}
+
+pub(crate) fn check_slots(slots: usize, rows: usize) -> Result<(), Error> {
+    if slots != rows {
+        let accepted = format!("one slot per row of `latent` ({rows})");
+        return Err(Error::value("slot_mapping", accepted, format!("{slots} slots")));
+    }
+    Ok(())
 }
 
 fn check_width(spec: &FamilySpec, width: usize) -> Result<(), Error> {

@@ -276,7 +276,7 @@ impl<'a> CacheView<'a> {
         kv_global_scale: f32,
     ) -> Result<Self, Error> {
         let layout = PageLayout::new(spec, geometry, "")?;
-        check_len(&layout, pages, bytes.len())?;
+        require_page_bytes("kv_cache", layout.extent(pages), pages, bytes.len())?;
         check_global_scale(spec, kv_global_scale)?;
         Ok(Self { spec, layout, bytes, pages, kv_global_scale })
     }
@@ -324,7 +324,7 @@ impl<'a> CacheViewMut<'a> {
         kv_global_scale: f32,
     ) -> Result<Self, Error> {
         let layout = PageLayout::new(spec, geometry, "")?;
-        check_len(&layout, pages, bytes.len())?;
+        require_page_bytes("kv_cache", layout.extent(pages), pages, bytes.len())?;
         check_global_scale(spec, kv_global_scale)?;
         Ok(Self { spec, layout, bytes, pages, kv_global_scale })
     }
@@ -335,14 +335,24 @@ impl<'a> CacheViewMut<'a> {
     }
 }
 
-fn check_len(layout: &PageLayout, pages: usize, len: usize) -> Result<(), Error> {
-    match layout.extent(pages) {
-        Some(extent) if extent <= len => Ok(()),
-        extent => {
-            let bytes = extent.map_or("more than 2^64".into(), |extent| extent.to_string());
-            Err(Error::value("kv_cache", format!("at least {bytes} bytes for {pages} pages"), format!("{len} bytes")))
+/// `needed`: bytes of so many pages; `None` if they do not fit in 64 bits.
+pub(crate) fn require_page_bytes(name: &str, needed: Option<usize>, pages: usize, len: usize) -> Result<(), Error> {
+    match needed {
+        Some(needed) if needed <= len => Ok(()),
+        needed => {
+            let bytes = needed.map_or("more than 2^64".into(), |needed| needed.to_string());
+            Err(Error::value(name, format!("at least {bytes} bytes for {pages} pages"), format!("{len} bytes")))
         }
     }
+}
+
+/// What kernels load 16 bytes at a time starts at a multiple of them.
+#[cfg(feature = "cuda")]
+pub(crate) fn require_aligned(name: &str, address: u64) -> Result<(), Error> {
+    if address.is_multiple_of(ALIGNMENT as u64) {
+        return Ok(());
+    }
+    Err(Error::value(name, format!("{ALIGNMENT}-byte aligned"), format!("address {address:#x}")))
 }
 
 /// A factor other than 1 only where the format has one.

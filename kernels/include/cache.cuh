@@ -1,4 +1,4 @@
-// The entry points of one kind of record: CACHE_KERNELS(record).
+// The entry points of one kind of record: CACHE_KERNELS(record). Writers stay within the registers of two blocks a multiprocessor.
 #pragma once
 #include "read.cuh"
 #include "write.cuh"

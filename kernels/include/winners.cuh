@@ -1,6 +1,6 @@
 // Which row a slot belongs to if several name it: the lowest, whatever order warps run in.
 //
-// Of some hundred rows every warp compares its slot with those of all lower rows, the first of which are on their way beside
+// Of up to 1,024 rows every warp compares its slot with those of all lower rows, the first of which are on their way beside
 // the latent. For more, a kernel before the writer (winners.cu) finds the rows that win, a bit each. The host decides
 // (src/cuda/caches.rs).
 #pragma once

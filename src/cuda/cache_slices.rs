@@ -7,10 +7,10 @@ use super::caches::{ReadOnDevice, RotationOnDevice, RowNumbers, WriteOnDevice};
 use super::conversions::{ConvertOnDevice, check_kv_global_scales, conversion_kernel};
 use super::device::Device;
 use super::launch::CacheOnDevice;
-use super::slice_checks::{SliceChecks, require_aligned};
+use super::slice_checks::SliceChecks;
 use super::slices::OutElement;
 use super::workspace::Workspace;
-use crate::layout::{ALIGNMENT, check_global_scale};
+use crate::layout::{check_global_scale, require_aligned};
 use crate::{Error, FamilySpec, Geometry, PageLayout, RopePairs, rope};
 
 /// int32 or int64 numbers, one per row.
@@ -118,9 +118,9 @@ impl PreparedCache {
         let (rotation, _rotation) = rotation.unzip();
         let (cache, _cache) = slices.cache.device_ptr_mut(stream);
         let (workspace, _workspace) = slices.workspace.device_ptr_mut(stream);
-        require_aligned("latent", latent, 16)?;
-        require_aligned("rope_cos_sin", rotation.map_or(0, |rotation| rotation.cos_sin), 16)?;
-        require_aligned("workspace", if workspace_bytes == 0 { 0 } else { workspace }, 16)?;
+        require_aligned("latent", latent)?;
+        require_aligned("rope_cos_sin", rotation.map_or(0, |rotation| rotation.cos_sin))?;
+        require_aligned("workspace", if workspace_bytes == 0 { 0 } else { workspace })?;
         let write = WriteOnDevice {
             spec: self.spec,
             cache: self.on_device("cache", cache, slices.pages)?,
@@ -160,7 +160,7 @@ impl PreparedCache {
         }
         let (latent, _latent) = latent.device_ptr(stream);
         let (cache, _cache) = cache.device_ptr_mut(stream);
-        require_aligned("latent", latent, 16)?;
+        require_aligned("latent", latent)?;
         let write = WriteOnDevice {
             spec: self.spec,
             cache: self.on_device("cache", cache, pages)?,
@@ -193,7 +193,7 @@ impl PreparedCache {
         checks.slice("out", out, elements("cache", num_slots, self.spec.d_qk())?)?;
         let (cache, _cache) = cache.device_ptr(stream);
         let (out, _out) = out.device_ptr_mut(stream);
-        require_aligned("out", out, 16)?;
+        require_aligned("out", out)?;
         let cache = self.on_device("cache", cache, pages)?;
         let read = ReadOnDevice { spec: self.spec, cache, out, kv_global_scale: self.kv_global_scale };
         // SAFETY: as in `append`.
@@ -206,7 +206,7 @@ impl PreparedCache {
     }
 
     fn on_device(&self, name: &str, pointer: u64, pages: usize) -> Result<CacheOnDevice, Error> {
-        require_aligned(name, pointer, ALIGNMENT)?;
+        require_aligned(name, pointer)?;
         Ok(CacheOnDevice { pointer, pages, layout: self.layout })
     }
 }

@@ -15,14 +15,14 @@ use crate::{Error, FamilySpec, RopePairs, ScaleRule};
 pub(super) const SLOTS_PER_BLOCK: usize = 8;
 /// Most warps of a block that writes, one row each: WRITE_ROWS of the kernels.
 const MOST_ROWS_PER_BLOCK: usize = 16;
-/// Blocks that few rows are spread over, about as many as a large GPU has multiprocessors: a row alone on one is there soonest.
-const SPREAD_BLOCKS: usize = 128;
+/// About as many blocks as a large GPU has multiprocessors. Few rows are spread over them: one alone on a multiprocessor is there
+/// soonest. As many find winners, each of which reads the slots below its own rows.
+const BLOCKS: usize = 128;
 /// Threads of a warp.
 pub(super) const WARP: usize = 32;
 /// Most rows of which a warp compares its slot with those of all lower ones: one launch, but quadratic.
 const MAX_SEARCHED_ROWS: usize = 1024;
-/// Blocks of the kernel that finds winners, each of which reads the slots below its own rows, and its threads.
-const WINNER_BLOCKS: usize = 128;
+/// Threads of a block that finds winners: THREADS of the kernel.
 const WINNER_THREADS: usize = 512;
 /// Fewest and most rows of such a block: SEGMENT of the kernel.
 const SEGMENT: RangeInclusive<usize> = 64..=1024;
@@ -114,7 +114,7 @@ pub struct ReadOnDevice {
 }
 
 impl WriteOnDevice {
-    /// Bytes of workspace: none up to some hundred rows.
+    /// Bytes of workspace: none up to 1,024 rows.
     pub fn workspace_bytes(&self) -> usize {
         self.slots.map_or(0, |_| Self::append_workspace_bytes(self.num_rows))
     }
@@ -185,7 +185,7 @@ impl Device {
     }
 }
 
-/// What [`Device::write_kv_cache`] enqueues, in this order: for more than some hundred rows the kernel that finds who wins a
+/// What [`Device::write_kv_cache`] enqueues, in this order: for more than 1,024 rows the kernel that finds who wins a
 /// slot; then the writer, which may start while that still runs. Asks no driver.
 ///
 /// # Errors
@@ -194,7 +194,7 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
     let module = record_module(write.spec)?;
     let layout = &write.cache.layout;
     let row = layout.row();
-    let num_slots = write.cache.pages.saturating_mul(layout.page_block_size());
+    let num_slots = write.cache.num_slots();
     let warps = if write.slots.is_some() { write.num_rows } else { num_slots };
     if warps.max(write.num_rows) > MAX_ROWS {
         return Err(Error::value("latent", format!("at most {MAX_ROWS} rows and slots for one launch"), warps));
@@ -209,7 +209,7 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
     if needed > 0 && num_slots >= u32::MAX as usize {
         return Err(Error::value("cache", format!("of fewer than {} slots for so many rows", u32::MAX), num_slots));
     }
-    let segment = write.num_rows.div_ceil(WINNER_BLOCKS).next_multiple_of(WARP).clamp(*SEGMENT.start(), *SEGMENT.end());
+    let segment = write.num_rows.div_ceil(BLOCKS).next_multiple_of(WARP).clamp(*SEGMENT.start(), *SEGMENT.end());
     let (row_gap, page_gap_at) = gaps(layout);
     let args = WriteArgs {
         to: CacheArgs::of(&write.cache),
@@ -230,7 +230,7 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
         half_split: write.rotation.is_some_and(|rotation| rotation.pairs == RopePairs::HalfSplit).into(),
         global_scale: write.kv_global_scale,
     };
-    let per_block = warps.div_ceil(SPREAD_BLOCKS).next_power_of_two().min(MOST_ROWS_PER_BLOCK);
+    let per_block = warps.div_ceil(BLOCKS).next_power_of_two().min(MOST_ROWS_PER_BLOCK);
     let writer = launch(module, "write", warps * WARP, per_block * WARP, Parameters::Write(args));
     if needed == 0 {
         return Ok([None, Some(writer)]);
@@ -247,7 +247,7 @@ pub fn write_launches(write: &WriteOnDevice, workspace: Workspace) -> Result<[Op
 /// [`Error::Value`] if there are too many slots.
 pub fn read_launch(read: &ReadOnDevice) -> Result<Option<Launch>, Error> {
     let module = record_module(read.spec)?;
-    let num_slots = read.cache.pages.saturating_mul(read.cache.layout.page_block_size());
+    let num_slots = read.cache.num_slots();
     if num_slots > MAX_ROWS {
         return Err(Error::value("cache", format!("of at most {MAX_ROWS} slots for one launch"), num_slots));
     }

@@ -98,8 +98,8 @@ pub fn convert_launch(convert: &ConvertOnDevice) -> Result<Option<Launch>, Error
     let ConvertOnDevice { specs: [from, to], kv_global_scales: [from_scale, to_scale], .. } = *convert;
     let (module, entry) = conversion_kernel(from, to)?;
     check_kv_global_scales([from, to], [from_scale, to_scale])?;
-    let num_slots = convert.to.pages.saturating_mul(convert.to.layout.page_block_size());
-    let held = convert.from.pages.saturating_mul(convert.from.layout.page_block_size());
+    let num_slots = convert.to.num_slots();
+    let held = convert.from.num_slots();
     if num_slots > MAX_ROWS {
         return Err(Error::value("cache", format!("of at most {MAX_ROWS} slots for one launch"), num_slots));
     }

@@ -39,6 +39,13 @@ pub struct CacheOnDevice {
     pub layout: PageLayout,
 }
 
+impl CacheOnDevice {
+    /// Slots: pages times page size.
+    pub fn num_slots(&self) -> usize {
+        self.pages.saturating_mul(self.layout.page_block_size())
+    }
+}
+
 /// A cache with the slots that are read from it.
 #[derive(Debug, Clone, Copy)]
 pub struct CandidatesOnDevice {

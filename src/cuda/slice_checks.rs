@@ -3,6 +3,7 @@
 use cudarc::driver::{CudaStream, DeviceSlice};
 
 use super::device::Device;
+use crate::layout::require_page_bytes;
 use crate::{Error, PageLayout};
 
 /// The place where slices must lie.
@@ -40,10 +41,11 @@ impl SliceChecks<'_> {
         layout: &PageLayout,
         pages: usize,
     ) -> Result<(), Error> {
-        self.page_bytes(name, slice, layout.extent(pages), pages)
+        require_page_bytes(name, layout.extent(pages), pages, slice.len())?;
+        self.slice(name, slice, slice.len())
     }
 
-    /// A slice holds so many pages whole, gaps included.
+    /// A slice that is written holds so many pages whole, gaps included.
     pub fn whole_pages(
         self,
         name: &str,
@@ -51,31 +53,11 @@ impl SliceChecks<'_> {
         layout: &PageLayout,
         pages: usize,
     ) -> Result<(), Error> {
-        self.page_bytes(name, slice, pages.checked_mul(layout.page_stride()), pages)
-    }
-
-    fn page_bytes(
-        self,
-        name: &str,
-        slice: &impl DeviceSlice<u8>,
-        needed: Option<usize>,
-        pages: usize,
-    ) -> Result<(), Error> {
-        if needed.is_none_or(|needed| needed > slice.len()) {
-            let needed = needed.map_or("more than 2^64".into(), |needed| needed.to_string());
-            return Err(Error::value(name, format!("at least {needed} bytes for {pages} pages"), slice.len()));
-        }
+        require_page_bytes(name, pages.checked_mul(layout.page_stride()), pages, slice.len())?;
         self.slice(name, slice, slice.len())
     }
 
     fn place(self) -> String {
         format!("in the primary context of device {}", self.device.ordinal())
     }
-}
-
-pub(super) fn require_aligned(name: &str, address: u64, bytes: usize) -> Result<(), Error> {
-    if address.is_multiple_of(bytes as u64) {
-        return Ok(());
-    }
-    Err(Error::value(name, format!("{bytes}-byte aligned"), format!("address {address:#x}")))
 }

@@ -5,9 +5,9 @@ use half::{bf16, f16};
 
 use super::device::Device;
 use super::launch::{CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, OutType};
-use super::slice_checks::{SliceChecks, require_aligned};
+use super::slice_checks::SliceChecks;
 use super::workspace::Workspace;
-use crate::layout::{ALIGNMENT, check_global_scale};
+use crate::layout::{check_global_scale, require_aligned};
 use crate::plan::DecodePlan;
 use crate::{DecodeRequest, Error, FamilySpec, LseBase, PageLayout};
 
@@ -132,10 +132,10 @@ impl PreparedDecode {
         let workspace_bytes = slices.workspace.len();
         let (workspace, _workspace) = slices.workspace.device_ptr_mut(stream);
 
-        require_aligned("q", q, ALIGNMENT)?;
-        require_aligned("kv_cache", main.cache.pointer, ALIGNMENT)?;
-        require_aligned("extra_kv_cache", extra.map_or(0, |extra| extra.cache.pointer), ALIGNMENT)?;
-        require_aligned("workspace", if workspace_bytes == 0 { 0 } else { workspace }, 16)?;
+        require_aligned("q", q)?;
+        require_aligned("kv_cache", main.cache.pointer)?;
+        require_aligned("extra_kv_cache", extra.map_or(0, |extra| extra.cache.pointer))?;
+        require_aligned("workspace", if workspace_bytes == 0 { 0 } else { workspace })?;
         let (num_heads, d_v) = (self.plan.num_heads as i64, self.plan.d_v as i64);
         let decode = DecodeOnDevice {
             q,

@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::import::{Imported, Importer};
-use crate::{Error, FamilySpec, Geometry, geometry_of_shape, layout::ALIGNMENT};
+use crate::layout::require_aligned;
+use crate::{Error, FamilySpec, Geometry, geometry_of_shape};
 
 /// Element types of array arguments. numpy holds bfloat16 as uint16 bits or as ml_dtypes.bfloat16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -341,9 +342,8 @@ impl<'py> Array<'py> {
     /// Pages and geometry of a packed cache.
     pub fn cache_geometry(&self, spec: &FamilySpec) -> Result<(usize, Geometry), Error> {
         let (pages, geometry) = geometry_of_shape(spec, self.name, &self.shape, &self.strides)?;
-        if pages > 0 && !(self.imported.data as usize).is_multiple_of(ALIGNMENT) {
-            let got = format!("address {:p}", self.imported.data);
-            return Err(Error::value(self.name, format!("{ALIGNMENT}-byte aligned"), got));
+        if pages > 0 {
+            require_aligned(self.name, self.address())?;
         }
         Ok((pages, geometry))
     }

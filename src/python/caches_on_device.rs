@@ -7,13 +7,14 @@ use super::array::{Array, DType};
 use super::caches::{RopeArrays, cache_bytes};
 use super::device_array::mark_written;
 use super::import::Importer;
-use super::on_device::{out_type, require_aligned};
+use super::on_device::out_type;
 use super::output;
+use crate::cache::check_slots;
 use crate::cuda::{
     CUstream, CacheOnDevice, ConvertOnDevice, Device, ReadOnDevice, RotationOnDevice, RowNumbers, Workspace,
     WriteOnDevice, convert_launch, device,
 };
-use crate::layout::ALIGNMENT;
+use crate::layout::require_aligned;
 use crate::{Error, FamilySpec, PageLayout};
 
 /// A new cache on the latent's device.
@@ -62,10 +63,7 @@ pub(super) fn append(
     let device = open(ordinal)?;
     let stream = importer.stream() as CUstream;
     let num_rows = latent.shape[0];
-    if slots.shape[0] != num_rows {
-        let accepted = format!("one slot per row of `latent` ({num_rows})");
-        return Err(Error::value("slot_mapping", accepted, format!("{} slots", slots.shape[0])).into());
-    }
+    check_slots(slots.shape[0], num_rows)?;
     let rotation = |rope: &RopeArrays<'_>| {
         Ok::<_, Error>(RotationOnDevice {
             cos_sin: aligned(&rope.cos_sin)?,
@@ -102,7 +100,7 @@ pub(super) fn unpack<'py>(
     let device = open(ordinal)?;
     let stream = importer.stream() as CUstream;
     let from = cache_of(cache, spec)?;
-    let num_slots = from.pages * from.layout.page_block_size();
+    let num_slots = from.num_slots();
     let object = output::empty("out", cache, &[num_slots, spec.d_qk()], DType::F32, importer)?;
     let out = Array::import("out", &object, &[DType::F32], importer)?;
     let read = ReadOnDevice { spec, cache: from, out: out.address(), kv_global_scale };
@@ -126,7 +124,7 @@ pub(super) fn convert<'py>(
     let device = open(ordinal)?;
     let stream = importer.stream() as CUstream;
     let from = cache_of(cache, specs[0])?;
-    let held = from.pages * from.layout.page_block_size();
+    let held = from.num_slots();
     let num_slots = num_slots.map_or(held, |count| usize::try_from(count).unwrap_or(usize::MAX));
     // More than there are is refused below, before a cache is made for them.
     let pages = num_slots.min(held).div_ceil(layout.page_block_size());
@@ -166,7 +164,7 @@ fn cache_of(cache: &Array<'_>, spec: &FamilySpec) -> Result<CacheOnDevice, Error
 
 fn aligned(array: &Array<'_>) -> Result<u64, Error> {
     if !array.is_empty() {
-        require_aligned(array.name, array.address(), ALIGNMENT)?;
+        require_aligned(array.name, array.address())?;
     }
     Ok(array.address())
 }

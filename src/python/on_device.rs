@@ -17,7 +17,7 @@ use crate::cuda::{
     CUstream, CacheOnDevice, CandidatesOnDevice, DecodeOnDevice, Device, MergeOnDevice, OutType, StateOnDevice,
     Workspace, device,
 };
-use crate::layout::ALIGNMENT;
+use crate::layout::require_aligned;
 use crate::plan::DecodePlan;
 use crate::{DecodeRequest, Error, FamilySpec, KvCacheFormat, PageLayout};
 
@@ -33,7 +33,7 @@ pub(super) fn run(
     let device = device(usize::try_from(ordinal).unwrap_or(usize::MAX))?;
     let plan = plan(&call.request, device, call.batch_invariant)?;
     let stream = importer.stream() as CUstream;
-    require_aligned("q", call.q.flat.address(), ALIGNMENT)?;
+    require_aligned("q", call.q.flat.address())?;
     let lengths = [&call.main].into_iter().chain(&call.extra).flat_map(|candidates| &candidates.lengths);
     for array in lengths.chain(&call.sink) {
         array.require_contiguous()?; // kernels step over numbers, not strides
@@ -135,15 +135,8 @@ fn candidates(
 fn workspace_of(array: &Array<'_>) -> Result<Workspace, Error> {
     array.require_writeable()?;
     array.require_contiguous()?;
-    require_aligned("workspace", array.address(), ALIGNMENT)?;
+    require_aligned("workspace", array.address())?;
     Ok(Workspace { pointer: array.address(), bytes: array.shape.iter().product() })
-}
-
-pub(super) fn require_aligned(name: &str, address: u64, bytes: usize) -> Result<(), Error> {
-    if address.is_multiple_of(bytes as u64) {
-        return Ok(());
-    }
-    Err(Error::value(name, format!("{bytes}-byte aligned"), format!("address {address:#x}")))
 }
 
 /// Plans by request: choosing one costs more than launching it.

@@ -20,8 +20,7 @@ use crate::global::{Access, Global};
 use crate::schedule::Schedule;
 use crate::stand_in::{COMMITTED, Modules, run_launches};
 
-/// Instructions of an entry point that no run needs to reach: bits of winners (one record's kernel reads them here), gaps of
-/// inline rows where rows are in footer pages, 64-bit divisions.
+/// Instructions of an entry point that no run needs to reach: gaps of inline rows where rows are in footer pages, 64-bit divisions.
 const MOST_MISSED: usize = 200;
 /// What lies in a cache before an append.
 const UNTOUCHED: u8 = 0xab;
